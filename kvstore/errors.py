@@ -19,7 +19,7 @@ class KVStoreError(Exception):
     """Root of every error that kvstore raises on purpose."""
 
 
-class InvalidArgument(KVStoreError, ValueError):  # noqa: N818 - named for what the caller did
+class InvalidArgument(KVStoreError, ValueError):
     """The call itself is wrong; nothing was read or written."""
 
 
@@ -47,7 +47,7 @@ class GeometryMismatch(InvalidArgument):
         self.fields = dict(fields)
 
 
-class NotFound(KVStoreError, LookupError):  # noqa: N818 - named for what happened
+class NotFound(KVStoreError, LookupError):
     """No such store, namespace, layer group or extent."""
 
 

@@ -44,7 +44,7 @@ def _check_count(what: str, value: object, limit: int) -> None:
 class ContentPart:
     """One part of what a head stores for one token: ``count`` elements of one type.
 
-    Usual names: ``key``, ``value``; for MLA ``latent``, ``rope_key``; ``key_scale``, ``value_scale``.
+    Usual names: ``key``, ``value``, ``key_scale``, ``value_scale``; for MLA ``latent``, ``rope_key``.
     """
 
     name: str
@@ -204,7 +204,7 @@ class LayerGroup:
         return self.heads * self.page_tokens * self.token_bytes
 
     def chunk_bytes(self, blocks: int | None = None) -> int:
-        """Bytes of one inner chunk: one layer, one head, ``blocks`` blocks (default: a full extent)."""
+        """Bytes of one inner chunk: one layer, one head, ``blocks`` blocks (default: all)."""
         count = self.extent_blocks if blocks is None else blocks
         return count * self.page_tokens * self.token_bytes
 
@@ -287,7 +287,7 @@ class LayerGroup:
         name: str = "mla",
         extent_blocks: int = 0,
     ) -> LayerGroup:
-        """A group of multi-head latent attention layers: one head, a latent and a rope key a token."""
+        """A group of multi-head latent attention layers: one latent and rope key a token."""
         parts = [_part("latent", element, latent)]
         if rope:
             parts.append(_part("rope_key", element, rope))

@@ -1,0 +1,168 @@
+"""Every stored name, built and parsed in this one place.
+
+Names are relative to the store's root and use ``/``. Nothing here touches a file system; nothing
+elsewhere joins strings into a stored name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+from kvstore.errors import FormatError, InvalidArgument
+
+RECORD = "zarr.json"
+PRIVATE = "__kvstore__"
+"""Folder for all that is not part of the Zarr hierarchy. Zarr reserves names that start with ``__``."""
+
+INFLIGHT = f"{PRIVATE}/inflight"
+QUARANTINE = f"{PRIVATE}/quarantine"
+REFS = f"{PRIVATE}/refs"
+TRASH = f"{PRIVATE}/trash"
+PART_SUFFIX = ".part"
+
+_NAMESPACE = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,62}[a-z0-9])?-[0-9a-f]{32}")
+_GROUP = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
+_KEY = re.compile(r"(?:[0-9a-f]{2}){16,64}")
+_FANOUT = re.compile(r"[0-9a-f]{2}")
+_SHARD = re.compile(r"c\.(0|[1-9][0-9]{0,3})\.0\.(0|[1-9][0-9]{0,3})\.0\.0")
+_DONE = re.compile(r"(0|[1-9][0-9]{0,5})-(0|[1-9][0-9]{0,5})-(0|[1-9][0-9]{0,5})")
+_INFLIGHT = re.compile(r"((?:[0-9a-f]{2}){16,64})-([0-9a-f]{16})")
+_SLUG_JUNK = re.compile(r"[^a-z0-9.]+|\.{2,}")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPath:
+    """Names inside one layer group of one namespace."""
+
+    namespace: str
+    group: str
+
+    def __post_init__(self) -> None:
+        if not is_namespace(self.namespace):
+            raise InvalidArgument(f"{self.namespace!r} is not a namespace's directory name")
+        if not is_group(self.group):
+            raise InvalidArgument(f"{self.group!r} is not a layer group's directory name")
+
+    @property
+    def folder(self) -> str:
+        """The layer group's folder."""
+        return f"{self.namespace}/{self.group}"
+
+    def fanout(self, key: str) -> str:
+        """The folder that an extent's folder lies in."""
+        return f"{self.namespace}/{self.group}/{key[:2]}"
+
+    def extent(self, key: str) -> str:
+        """The folder of an extent, by the hex of its key."""
+        return f"{self.namespace}/{self.group}/{key[:2]}/{key}"
+
+    def record(self, key: str) -> str:
+        """The record whose existence is the extent's existence."""
+        return f"{self.namespace}/{self.group}/{key[:2]}/{key}/{RECORD}"
+
+    def shard(self, key: str, name: str) -> str:
+        """One shard of an extent."""
+        return f"{self.extent(key)}/{name}"
+
+    def ref(self, block_key: str) -> str:
+        """The hint that names an extent in which a block lies."""
+        return f"{REFS}/{self.namespace}/{self.group}/{block_key[:2]}/{block_key}"
+
+    def inflight(self, key: str, writer: str) -> InflightPath:
+        """The folder in which one writer group builds an extent."""
+        return InflightPath(f"{INFLIGHT}/{self.namespace}/{self.group}/{key}-{writer}")
+
+    def quarantine(self, key: str, token: str) -> str:
+        """Where an extent that failed verification is moved."""
+        return f"{QUARANTINE}/{self.namespace}/{self.group}/{key}-{token}"
+
+
+@dataclass(frozen=True, slots=True)
+class InflightPath:
+    """Names inside the folder in which one writer group builds one extent."""
+
+    folder: str
+
+    @property
+    def array(self) -> str:
+        """The extent's folder under construction; publication renames it."""
+        return f"{self.folder}/array"
+
+    @property
+    def done_folder(self) -> str:
+        """Folder of the ranks' marks."""
+        return f"{self.folder}/done"
+
+    def shard(self, name: str) -> str:
+        """A finished shard."""
+        return f"{self.folder}/array/{name}"
+
+    def part(self, name: str) -> str:
+        """A shard that several ranks fill, not sealed yet."""
+        return f"{self.folder}/array/{name}{PART_SUFFIX}"
+
+    def done(self, rank: tuple[int, int, int]) -> str:
+        """The mark of rank ``(pp, pcp, tp)``: all bytes it was elected to write are in place."""
+        return f"{self.folder}/done/{rank[0]}-{rank[1]}-{rank[2]}"
+
+
+def writer_id(session: str, config: str) -> str:
+    """Name of a writer group: the ranks of one engine under one parallel config, 16 hex digits."""
+    return hashlib.sha256(f"{session}\0{config}".encode()).hexdigest()[:16]
+
+
+def slug(model: str) -> str:
+    """The readable part of a namespace's name."""
+    text = _SLUG_JUNK.sub("-", model.lower())[:64].strip("-.")
+    return text or "model"
+
+
+def shard_name(layer_shard: int, head_shard: int) -> str:
+    """Name of a shard by its place in the shard grid."""
+    return f"c.{layer_shard}.0.{head_shard}.0.0"
+
+
+def parse_shard_name(name: str) -> tuple[int, int]:
+    """Place in the shard grid of a shard's name.
+
+    Raises:
+        FormatError: it is not the name of a shard.
+    """
+    match = _SHARD.fullmatch(name)
+    if match is None:
+        raise FormatError(f"{name!r} is not the name of a shard (c.<layer>.0.<head>.0.0)")
+    return int(match[1]), int(match[2])
+
+
+def is_namespace(name: str) -> bool:
+    """Whether a name is one that a namespace may have."""
+    return _NAMESPACE.fullmatch(name) is not None and ".." not in name
+
+
+def is_group(name: str) -> bool:
+    """Whether a name is one that a layer group may have."""
+    return _GROUP.fullmatch(name) is not None and ".." not in name
+
+
+def is_key(name: str) -> bool:
+    """Whether a name is one that an extent may have."""
+    return _KEY.fullmatch(name) is not None
+
+
+def is_fanout(name: str) -> bool:
+    """Whether a name is a fan-out folder's."""
+    return _FANOUT.fullmatch(name) is not None
+
+
+def parse_done(name: str) -> tuple[int, int, int] | None:
+    """Rank ``(pp, pcp, tp)`` of a mark; None for other names."""
+    match = _DONE.fullmatch(name)
+    return None if match is None else (int(match[1]), int(match[2]), int(match[3]))
+
+
+def parse_inflight(name: str) -> tuple[str, str] | None:
+    """Extent key and writer id of an in-flight folder; None for other names."""
+    match = _INFLIGHT.fullmatch(name)
+    return None if match is None else (match[1], match[2])
