@@ -61,14 +61,18 @@ ELEMENT_TYPES: dict[str, ElementType] = {
 
 
 def element(name: str | ElementType) -> ElementType:
-    """Look an element type up by name; an :class:`ElementType` passes through.
+    """Look an element type up by name, or by ``str`` of a torch dtype (``torch.bfloat16``).
+
+    A known :class:`ElementType` passes through.
 
     Raises:
         InvalidArgument: the name is not one of :data:`ELEMENT_TYPES`.
     """
     if isinstance(name, ElementType):
-        return name
-    found = ELEMENT_TYPES.get(name.removeprefix("torch."))
+        found = ELEMENT_TYPES.get(name.name)
+        if found == name:
+            return found
+    found = ELEMENT_TYPES.get(name.removeprefix("torch.")) if isinstance(name, str) else None
     if found is None:
         known = ", ".join(ELEMENT_TYPES)
         raise InvalidArgument(f"element type {name!r} is not known; use one of: {known}")

@@ -42,9 +42,12 @@ class GeometryMismatch(InvalidArgument):
         fields: dotted field name -> (stored value, given value), for every field that differs.
     """
 
-    def __init__(self, message: str, fields: Mapping[str, tuple[object, object]]) -> None:
+    def __init__(
+        self, message: str, fields: Mapping[str, tuple[object, object]] | None = None
+    ) -> None:
+        # A default, because copying an exception calls its class with the message alone.
         super().__init__(message)
-        self.fields = dict(fields)
+        self.fields = dict(fields or {})
 
 
 class NotFound(KVStoreError, LookupError):

@@ -11,15 +11,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvstore.errors import Corrupt, FormatError
-from kvstore.geometry import MAX_EXTENT_BLOCKS, LayerGroup
+from kvstore.geometry import (
+    MAX_EXTENT_BLOCKS,
+    MAX_PARTS,
+    MAX_SHARD_BYTES,
+    MAX_SHARDS,
+    LayerGroup,
+)
 from kvstore.identity import Identity, parts_from_json, parts_to_json
 from kvstore.jsonform import Fields, compact, hex_bytes, parse
 from kvstore.paths import parse_shard_name, shard_name
 from kvstore.records import FORMAT, check_created, check_header, header
 from kvstore.shard import ShardLayout
 
-MAX_SHARDS = 1 << 16
-MAX_SHARD_BYTES = 1 << 40
 MAX_START_BLOCK = 1 << 40
 DIMENSIONS = ("layer", "block", "head", "token", "content")
 
@@ -179,8 +183,14 @@ def decode_extent(
     start = record.integer("start_block", 0, MAX_START_BLOCK)
     if start % group.extent_blocks:
         raise FormatError(f"{what}: start_block {start} is not a multiple of the extent's blocks")
+    parent = record.hex_bytes("parent", 1, 64)
+    root = identity.key_scheme.root
+    if (parent == root) != (start == 0) or (start and len(parent) != size) or parent in keys:
+        raise FormatError(
+            f"{what}: parent {parent.hex()} cannot be the key before block {start} of a sequence"
+        )
     record.exactly("tokens", len(keys) * group.block_tokens)
-    if parts_from_json(record.array("parts", 16), what) != group.parts:
+    if parts_from_json(record.array("parts", MAX_PARTS), what) != group.parts:
         raise FormatError(f"{what}: content parts are not the layer group's")
     record.exactly("parallel_invariant", group.attention != "opaque")
     writer = record.fields("writer")
@@ -189,7 +199,7 @@ def decode_extent(
         namespace=identity.namespace,
         group=group.name,
         blocks=keys,
-        parent=record.hex_bytes("parent", 1, 64),
+        parent=parent,
         start_block=start,
         chunk_stride=stride,
         shards=_check_shards(record, group, len(keys), stride),
@@ -205,13 +215,14 @@ def _check_place(record: Fields, namespace: str, group: str, key: str | None) ->
         stored = record.text(name, 160)
         if here is not None and stored != here:
             raise Corrupt(
-                f"{record.what}: its record says {name} {stored}, but it lies under {here}; "
+                f"{record.what}: its record says {name} {stored!r}, but it lies under {here!r}; "
                 "it was copied or renamed. Remove it"
             )
 
 
 def _check_array(fields: Fields, group: LayerGroup, blocks: int) -> None:
-    for name, wanted in _array(group, blocks).items():
+    array = _array(group, blocks)
+    for name, wanted in array.items():
         found = fields.value(name)
         if name == "codecs":
             found = _normal_codecs(found, one_byte=group.carrier.itemsize == 1)
@@ -221,8 +232,9 @@ def _check_array(fields: Fields, group: LayerGroup, blocks: int) -> None:
             f"{fields.what}: the array's {name!r} is {found!r:.200}; an extent of {blocks} blocks "
             f"of layer group {group.name!r} has {wanted!r:.200}"
         )
+    known = {*array, "attributes", "storage_transformers"}
     for name in fields.names():
-        if name not in {*_array(group, blocks), "attributes", "storage_transformers"}:
+        if name not in known:
             extra = fields.value(name)
             if not (isinstance(extra, dict) and extra.get("must_understand") is False):
                 raise FormatError(
@@ -298,6 +310,8 @@ def _check_shards(
                 f"{record.what}: shard {name} has {size} bytes; a stride of {stride} makes it "
                 f"{layout.shard_bytes}"
             )
+        if name in shards:
+            raise FormatError(f"{record.what}: shard {name} is listed twice")
         shards[name] = size
     if list(shards) != wanted:
         raise FormatError(

@@ -24,6 +24,14 @@ MAX_CONTENT = 1 << 20
 MAX_EXTENT_BLOCKS = 4096
 MAX_PARTS = 16
 MAX_CHUNK_BYTES = 1 << 30
+MAX_CHUNKS = 1 << 20
+"""Inner chunks of one shard: 16 MiB of index."""
+
+MAX_SHARDS = 1 << 16
+"""Shards of one extent: its record lists each."""
+
+MAX_SHARD_BYTES = 1 << 40
+"""Bytes of one stored shard."""
 
 EXTENT_TOKENS = 256
 """Default token span of an extent: measured, see the README's section on defaults."""
@@ -32,19 +40,22 @@ MIN_SHARD_BYTES = 1 << 20
 """Heads are grouped into one shard until it is at least this large."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
-_GROUP_NAME = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
+_PARALLEL = re.compile(r"[ -~]{1,4096}")
+GROUP_NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
+"""A layer group's name is a folder's. Without a dot, so that it can be no file of the format."""
 
 
-def _check_count(what: str, value: object, limit: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= limit:
-        raise InvalidArgument(f"{what} must be a whole number from 1 to {limit}, not {value!r}")
+def _check_count(what: str, value: object, limit: int, low: int = 1) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= limit:
+        raise InvalidArgument(f"{what} must be a whole number from {low} to {limit}, not {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
 class ContentPart:
     """One part of what a head stores for one token: ``count`` elements of one type.
 
-    Usual names: ``key``, ``value``, ``key_scale``, ``value_scale``; for MLA ``latent``, ``rope_key``.
+    Usual names: ``key``, ``value``, ``key_scale``, ``value_scale``; for MLA ``latent``,
+    ``rope_key``.
     """
 
     name: str
@@ -120,14 +131,12 @@ class LayerGroup:
         self._set_extent_shape()
 
     def _check_shape(self) -> None:
-        if not isinstance(self.name, str) or not _GROUP_NAME.fullmatch(self.name):
-            raise InvalidArgument(
-                f"layer group name {self.name!r} must match {_GROUP_NAME.pattern}"
-            )
+        if not isinstance(self.name, str) or not GROUP_NAME.fullmatch(self.name):
+            raise InvalidArgument(f"layer group name {self.name!r} must match {GROUP_NAME.pattern}")
         where = f"of layer group {self.name!r}"
         _check_count(f"number of layers {where}", len(self.layers), MAX_LAYERS)
         for layer in self.layers:
-            _check_count(f"layer index + 1 {where}", layer + 1, MAX_LAYERS)
+            _check_count(f"layer index {where}", layer, MAX_LAYERS - 1, 0)
         if list(self.layers) != sorted(set(self.layers)):
             raise InvalidArgument(f"layers {where} must be ascending, without repeats")
         _check_count(f"heads {where}", self.heads, MAX_HEADS)
@@ -153,6 +162,8 @@ class LayerGroup:
                 f"parallel {where} goes with opaque attention, and only with it: it names the one "
                 "config and rank that may use the pages"
             )
+        if opaque and not (isinstance(self.parallel, str) and _PARALLEL.fullmatch(self.parallel)):
+            raise InvalidArgument(f"parallel {where} must be text that matches {_PARALLEL.pattern}")
         if opaque and (self.heads != 1 or len(self.parts) != 1 or self.parts[0].name != "page"):
             raise InvalidArgument(f"an opaque group {where} has one head and one part, 'page'")
 
@@ -163,6 +174,7 @@ class LayerGroup:
         _check_count(f"extent_blocks {where}", self.extent_blocks, MAX_EXTENT_BLOCKS)
         if self.shard_layers == 0:
             object.__setattr__(self, "shard_layers", len(self.layers))
+        _check_count(f"shard_layers {where}", self.shard_layers, len(self.layers))
         _check_count(f"chunk bytes {where}", self.chunk_bytes(), MAX_CHUNK_BYTES)
         if self.shard_heads == 0:
             object.__setattr__(self, "shard_heads", self._default_shard_heads())
@@ -175,6 +187,11 @@ class LayerGroup:
                 raise InvalidArgument(
                     f"shard_{axis} {where} is {part}, which does not divide its {whole} {axis}"
                 )
+        _check_count(f"number of shards {where}", math.prod(self.shard_grid()), MAX_SHARDS)
+        chunks = chunk_count(self)
+        _check_count(f"chunks of a shard {where}", chunks, MAX_CHUNKS)
+        # Half, which leaves room for checksums, padding and the index.
+        _check_count(f"shard bytes {where}", chunks * self.chunk_bytes(), MAX_SHARD_BYTES // 2)
 
     def _default_shard_heads(self) -> int:
         one_head = self.shard_layers * self.chunk_bytes()
@@ -264,7 +281,7 @@ class LayerGroup:
         value = head_size if value_size is None else value_size
         return cls(
             name=name,
-            layers=tuple(range(layers)) if isinstance(layers, int) else tuple(layers),
+            layers=_layer_indices(layers),
             heads=heads,
             block_tokens=block_tokens,
             parts=(_part("key", element, head_size), _part("value", element, value)),
@@ -293,7 +310,7 @@ class LayerGroup:
             parts.append(_part("rope_key", element, rope))
         return cls(
             name=name,
-            layers=tuple(range(layers)) if isinstance(layers, int) else tuple(layers),
+            layers=_layer_indices(layers),
             heads=1,
             block_tokens=block_tokens,
             parts=tuple(parts),
@@ -329,6 +346,13 @@ class LayerGroup:
             attention="opaque",
             parallel=parallel,
         )
+
+
+def _layer_indices(layers: int | Sequence[int]) -> tuple[int, ...]:
+    if isinstance(layers, int):
+        _check_count("number of layers", layers, MAX_LAYERS)
+        return tuple(range(layers))
+    return tuple(layers)
 
 
 def _part(name: str, of: str, count: int) -> ContentPart:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
-from kvstore.elements import element
+from kvstore.elements import ELEMENT_TYPES
 from kvstore.errors import FormatError, GeometryMismatch, InvalidArgument
 from kvstore.geometry import (
     MAX_BLOCK_TOKENS,
@@ -25,8 +26,8 @@ from kvstore.geometry import (
     ContentPart,
     LayerGroup,
 )
-from kvstore.jsonform import Fields, canonical, hex_bytes
-from kvstore.keys import KEY_BYTES, MAX_KEY_BYTES, MIN_KEY_BYTES, KeyScheme
+from kvstore.jsonform import Fields, canonical
+from kvstore.keys import MAX_KEY_BYTES, MIN_KEY_BYTES, KeyScheme
 from kvstore.paths import slug
 
 FINGERPRINT_TAG = b"kvstore/v1/name\0"
@@ -48,7 +49,9 @@ class Identity:
             of one name must not share a cache.
         key_scheme: how block keys are made.
         variants: anything else that changes the bytes, by name: rope scaling, KV scale policy,
-            adapter digest ...
+            adapter digest ... A copy is taken, and cannot be changed.
+        fingerprint: SHA-256 of the identity's canonical JSON, as hex; not given but derived.
+        namespace: directory name of the namespace; derived too.
 
     Raises:
         InvalidArgument: a field is missing or out of range.
@@ -61,26 +64,19 @@ class Identity:
     weights_digest: str | None = None
     key_scheme: KeyScheme = field(default_factory=KeyScheme.sha256)
     variants: Mapping[str, str] = field(default_factory=dict)
+    fingerprint: str = field(init=False, compare=False, repr=False, default="")
+    namespace: str = field(init=False, compare=False, repr=False, default="")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "groups", tuple(self.groups))
-        object.__setattr__(self, "variants", dict(self.variants))
-        texts = {"model": self.model, **self.variants}
-        texts |= {
-            name: value
-            for name, value in (
-                ("revision", self.revision),
-                ("weights_digest", self.weights_digest),
-            )
-            if value is not None
-        }
-        for name, text in texts.items():
-            if not isinstance(name, str) or not isinstance(text, str):
-                raise InvalidArgument(f"identity field {name!r} must be text, not {text!r}")
-            if not 1 <= len(name) <= MAX_TEXT or not 1 <= len(text) <= MAX_TEXT:
-                raise InvalidArgument(
-                    f"identity field {name!r:.80} has {len(text)} characters, not 1 to {MAX_TEXT}"
-                )
+        object.__setattr__(self, "variants", MappingProxyType(dict(self.variants)))
+        _check_text("model", self.model)
+        for name, value in (("revision", self.revision), ("weights_digest", self.weights_digest)):
+            if value is not None:
+                _check_text(name, value)
+        for name, value in self.variants.items():
+            _check_text("variant name", name)
+            _check_text(f"variant {name!r:.80}", value)
         if self.revision is None and self.weights_digest is None:
             raise InvalidArgument(
                 "an identity needs revision or weights_digest: two fine-tunes of one model name "
@@ -89,6 +85,10 @@ class Identity:
         if len(self.variants) > MAX_VARIANTS:
             raise InvalidArgument(f"{len(self.variants)} variants; at most {MAX_VARIANTS}")
         self._check_layers()
+        # Each decoded extent asks for these, so they are made once.
+        digest = hashlib.sha256(FINGERPRINT_TAG + canonical(self.to_json())).hexdigest()
+        object.__setattr__(self, "fingerprint", digest)
+        object.__setattr__(self, "namespace", f"{slug(self.model)}-{digest[:32]}")
 
     def _check_layers(self) -> None:
         if (
@@ -110,6 +110,14 @@ class Identity:
                     f"layer group {group.name!r} has layer {group.layers[-1]}, but the model has "
                     f"layers 0 to {self.model_layers - 1}"
                 )
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
+    def __reduce__(self) -> tuple[type[Identity], tuple[object, ...]]:
+        # The view on the variants cannot be copied to another process; what it shows can.
+        given = (self.model, self.model_layers, self.groups, self.revision, self.weights_digest)
+        return (Identity, (*given, self.key_scheme, dict(self.variants)))
 
     def group(self, name: str | None = None) -> LayerGroup:
         """The layer group of that name; the only one when there is but one.
@@ -137,16 +145,6 @@ class Identity:
             "groups": [group_to_json(g) for g in self.groups],
         }
 
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 of the identity's canonical JSON, as hex."""
-        return hashlib.sha256(FINGERPRINT_TAG + canonical(self.to_json())).hexdigest()
-
-    @property
-    def namespace(self) -> str:
-        """Directory name of the namespace."""
-        return f"{slug(self.model)}-{self.fingerprint[:32]}"
-
     def require_same(self, given: Identity, where: str) -> None:
         """Refuse another identity than this, the stored one.
 
@@ -162,6 +160,19 @@ class Identity:
                 "open it with its own, or let the given one have a namespace of its own",
                 fields,
             )
+
+
+def _check_text(what: str, text: object) -> None:
+    if not isinstance(text, str):
+        raise InvalidArgument(f"identity field {what} must be text, not {text!r:.80}")
+    if not 1 <= len(text) <= MAX_TEXT:
+        raise InvalidArgument(
+            f"identity field {what} has {len(text)} characters, not 1 to {MAX_TEXT}"
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"identity field {what} is not Unicode text: {error}") from None
 
 
 def group_to_json(group: LayerGroup) -> dict[str, Any]:
@@ -195,13 +206,14 @@ def parts_from_json(items: list[Any], what: str) -> tuple[ContentPart, ...]:
     parts = []
     for i, item in enumerate(items):
         part = Fields(item, f"{what}, part {i}")
-        parts.append(
-            ContentPart(
-                part.text("name", 32),
-                element(part.text("element", 32)),
-                part.integer("count", 1, MAX_CONTENT),
-            )
-        )
+        stored = part.text("element", 32)
+        if stored not in ELEMENT_TYPES:
+            raise FormatError(f"{part.what}: element type {stored!r} is not known to version 1")
+        count = part.integer("count", 1, MAX_CONTENT)
+        try:
+            parts.append(ContentPart(part.text("name", 32), ELEMENT_TYPES[stored], count))
+        except InvalidArgument as error:
+            raise FormatError(f"{part.what}: {error}") from None
     return tuple(parts)
 
 
@@ -258,23 +270,13 @@ def _scheme_to_json(scheme: KeyScheme) -> dict[str, Any]:
 
 
 def _scheme_from_json(fields: Fields) -> KeyScheme:
-    kind = fields.text("scheme", 64)
-    root = fields.hex_bytes("root", 1, MAX_KEY_BYTES)
-    key_bytes = fields.integer("key_bytes", MIN_KEY_BYTES, MAX_KEY_BYTES)
-    if kind == "kvstore-sha256":
-        fields.exactly("name", None)
-        fields.exactly("algorithm", None)
-        fields.exactly("key_bytes", KEY_BYTES)
-        hex_bytes(root.hex(), KEY_BYTES, KEY_BYTES, f"{fields.what}, 'root'")
-        return KeyScheme(kind, None, None, root, key_bytes)
-    if kind == "opaque":
-        return KeyScheme.opaque(
-            fields.text("name", 64),
-            algorithm=fields.text("algorithm", 64),
-            root=root,
-            key_bytes=key_bytes,
-        )
-    raise FormatError(f"{fields.what}: key scheme {kind!r} is not known to format version 1")
+    return KeyScheme(
+        fields.text("scheme", 64),
+        fields.optional_text("name", 64),
+        fields.optional_text("algorithm", 64),
+        fields.hex_bytes("root", 1, MAX_KEY_BYTES),
+        fields.integer("key_bytes", MIN_KEY_BYTES, MAX_KEY_BYTES),
+    )
 
 
 def _differences(

@@ -15,6 +15,9 @@ from kvstore.errors import Corrupt, FormatError
 MAX_RECORD_BYTES = 16 << 20
 """Largest ``zarr.json`` that a reader accepts."""
 
+MAX_DEPTH = 32
+"""Deepest nesting of objects and arrays; the format's own records have about eight levels."""
+
 
 def canonical(value: object) -> bytes:
     """The canonical bytes of a JSON value: sorted names, no spaces, ASCII escapes."""
@@ -63,7 +66,33 @@ def parse(data: bytes, what: str) -> dict[str, Any]:
         raise Corrupt(f"{what}: not a JSON object ({error})") from None
     if not isinstance(value, dict):
         raise FormatError(f"{what}: a JSON {type(value).__name__} where an object belongs")
+    _check_depth(value, what)
+    if b"\\u" in data:
+        _check_unicode(value, what)
     return value
+
+
+def _check_depth(value: object, what: str) -> None:
+    # Level by level: a check that recursed would meet the very limit it guards.
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for node in level
+            for child in (node.values() if isinstance(node, dict) else node)  # type: ignore[attr-defined]  # a list
+            if isinstance(child, (dict, list))
+        ]
+        if not level:
+            return
+    raise FormatError(f"{what}: nested more than {MAX_DEPTH} levels deep")
+
+
+def _check_unicode(value: object, what: str) -> None:
+    """Half of an escaped surrogate pair is no character: other readers refuse it, so all do."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        raise FormatError(f"{what}: a string holds half of a surrogate pair") from None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

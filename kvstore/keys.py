@@ -55,9 +55,32 @@ class KeyScheme:
     root: bytes
     key_bytes: int = KEY_BYTES
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.root, bytes) or not 1 <= len(self.root) <= MAX_KEY_BYTES:
+            raise InvalidArgument(f"root is {self.root!r:.80}, not 1 to {MAX_KEY_BYTES} bytes")
+        if self.scheme == "kvstore-sha256":
+            if (self.name, self.algorithm) != (None, None):
+                raise InvalidArgument(f"key scheme {self.scheme} has no name or algorithm to give")
+            if self.key_bytes != KEY_BYTES or len(self.root) != KEY_BYTES:
+                raise InvalidArgument(f"key scheme {self.scheme} has keys of {KEY_BYTES} bytes")
+            return
+        if self.scheme != "opaque":
+            raise InvalidArgument(f"key scheme {self.scheme!r} is not known to format version 1")
+        for what, text in (("name", self.name), ("algorithm", self.algorithm)):
+            if not isinstance(text, str) or not _SCHEME_NAME.fullmatch(text):
+                raise InvalidArgument(
+                    f"key scheme {what} {text!r} must match {_SCHEME_NAME.pattern}"
+                )
+        if not isinstance(self.key_bytes, int) or not (
+            MIN_KEY_BYTES <= self.key_bytes <= MAX_KEY_BYTES
+        ):
+            raise InvalidArgument(
+                f"key_bytes is {self.key_bytes!r}; keys have {MIN_KEY_BYTES} to {MAX_KEY_BYTES}"
+            )
+
     @classmethod
     def sha256(cls, salt: bytes = b"") -> KeyScheme:
-        """The store's own keys. ``salt`` keeps tenants apart: with other salts, no two keys agree."""
+        """The store's own keys. ``salt`` keeps tenants apart: other salts, other keys."""
         return cls("kvstore-sha256", None, None, root_key(salt), KEY_BYTES)
 
     @classmethod
@@ -67,18 +90,7 @@ class KeyScheme:
         Raises:
             InvalidArgument: a name or length is out of range.
         """
-        for what, text in (("name", name), ("algorithm", algorithm)):
-            if not isinstance(text, str) or not _SCHEME_NAME.fullmatch(text):
-                raise InvalidArgument(
-                    f"key scheme {what} {text!r} must match {_SCHEME_NAME.pattern}"
-                )
-        if not isinstance(key_bytes, int) or not MIN_KEY_BYTES <= key_bytes <= MAX_KEY_BYTES:
-            raise InvalidArgument(
-                f"key_bytes is {key_bytes!r}; keys have {MIN_KEY_BYTES} to {MAX_KEY_BYTES} bytes"
-            )
-        if not 1 <= len(root) <= MAX_KEY_BYTES:
-            raise InvalidArgument(f"root has {len(root)} bytes; it has 1 to {MAX_KEY_BYTES}")
-        return cls("opaque", name, algorithm, bytes(root), key_bytes)
+        return cls("opaque", name, algorithm, root, key_bytes)
 
 
 class BlockKeys(Sequence[bytes]):
@@ -134,10 +146,10 @@ def root_key(salt: bytes = b"") -> bytes:
     """The parent of every sequence's first block, for one tenant's salt.
 
     Raises:
-        InvalidArgument: the salt is longer than 65,536 bytes.
+        InvalidArgument: the salt is not bytes, or longer than 65,536.
     """
-    if len(salt) > MAX_EXTRA_BYTES:
-        raise InvalidArgument(f"salt has {len(salt)} bytes; at most {MAX_EXTRA_BYTES} are allowed")
+    if not isinstance(salt, bytes) or len(salt) > MAX_EXTRA_BYTES:
+        raise InvalidArgument(f"salt must be at most {MAX_EXTRA_BYTES} bytes, not {salt!r:.80}")
     return hashlib.sha256(ROOT_TAG + _U32.pack(len(salt)) + salt).digest()
 
 
@@ -151,21 +163,29 @@ def chain_keys(
     """Keys of every full block of a token sequence.
 
     Args:
-        tokens: token ids, 1-D, each from 0 to 2^32 - 1. Tokens after the last full block have no key.
+        tokens: token ids, 1-D, each from 0 to 2^32 - 1. Those after the last full block have no
+            key.
         block_tokens: ``N``, tokens a block.
         root: parent of the first block; default :func:`root_key` without a salt.
         extra: extra keys, in order (LoRA digest, hash of an image ...): for every block, or a
             mapping from block index to that block's own.
 
     Raises:
-        InvalidArgument: a token id is out of range, or not a whole number; an extra key is too long.
+        InvalidArgument: a token id is out of range, or not a whole number; the root is not 32
+            bytes; an extra key is too long, or for a block before the first.
     """
     ids = _token_ids(tokens)
-    if block_tokens < 1:
-        raise InvalidArgument(f"block_tokens is {block_tokens}; a block has at least one token")
+    if not isinstance(block_tokens, int) or not 1 <= block_tokens <= MAX_TOKEN_ID:
+        raise InvalidArgument(f"block_tokens is {block_tokens!r}; a block has at least one token")
     parent = root_key() if root is None else root
+    if not isinstance(parent, bytes) or len(parent) != KEY_BYTES:
+        raise InvalidArgument(f"root is {parent!r:.80}; it must be {KEY_BYTES} bytes")
     first_parent = parent
     per_block = extra if isinstance(extra, Mapping) else None
+    for index in per_block or ():
+        # One that no block could ask for would be left out of every key in silence.
+        if not isinstance(index, int) or index < 0:
+            raise InvalidArgument(f"extra keys are by block index, from 0; {index!r} is not one")
     suffix = _extra_bytes(() if per_block is not None else extra)  # type: ignore[arg-type]  # narrowed by per_block
     data = ids.tobytes()
     count = _U32.pack(block_tokens)
@@ -197,7 +217,12 @@ def opaque_keys(keys: Sequence[bytes], scheme: KeyScheme) -> BlockKeys:
 
 
 def _token_ids(tokens: ArrayLike) -> NDArray[np.uint32]:
-    array: NDArray[Any] = np.asarray(tokens)
+    try:
+        array: NDArray[Any] = np.asarray(tokens)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InvalidArgument(
+            f"token ids must be a 1-D sequence of whole numbers: {error}"
+        ) from None
     if array.size == 0:
         return np.empty(0, dtype="<u4")
     if array.ndim != 1 or array.dtype.kind not in "iu":

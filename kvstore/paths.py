@@ -11,20 +11,22 @@ import re
 from dataclasses import dataclass
 
 from kvstore.errors import FormatError, InvalidArgument
+from kvstore.geometry import GROUP_NAME
 
 RECORD = "zarr.json"
 PRIVATE = "__kvstore__"
-"""Folder for all that is not part of the Zarr hierarchy. Zarr reserves names that start with ``__``."""
+"""Folder of all that is not Zarr hierarchy. Zarr reserves names that start with ``__``."""
 
 INFLIGHT = f"{PRIVATE}/inflight"
 QUARANTINE = f"{PRIVATE}/quarantine"
 REFS = f"{PRIVATE}/refs"
 TRASH = f"{PRIVATE}/trash"
 PART_SUFFIX = ".part"
+MAX_SESSION = 4096
 
 _NAMESPACE = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,62}[a-z0-9])?-[0-9a-f]{32}")
-_GROUP = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
 _KEY = re.compile(r"(?:[0-9a-f]{2}){16,64}")
+_TOKEN = re.compile(r"[0-9a-f]{8}")
 _FANOUT = re.compile(r"[0-9a-f]{2}")
 _SHARD = re.compile(r"c\.(0|[1-9][0-9]{0,3})\.0\.(0|[1-9][0-9]{0,3})\.0\.0")
 _DONE = re.compile(r"(0|[1-9][0-9]{0,5})-(0|[1-9][0-9]{0,5})-(0|[1-9][0-9]{0,5})")
@@ -52,15 +54,15 @@ class GroupPath:
 
     def fanout(self, key: str) -> str:
         """The folder that an extent's folder lies in."""
-        return f"{self.namespace}/{self.group}/{key[:2]}"
+        return f"{self.folder}/{_checked(key)[:2]}"
 
     def extent(self, key: str) -> str:
         """The folder of an extent, by the hex of its key."""
-        return f"{self.namespace}/{self.group}/{key[:2]}/{key}"
+        return f"{self.fanout(key)}/{key}"
 
     def record(self, key: str) -> str:
         """The record whose existence is the extent's existence."""
-        return f"{self.namespace}/{self.group}/{key[:2]}/{key}/{RECORD}"
+        return f"{self.extent(key)}/{RECORD}"
 
     def shard(self, key: str, name: str) -> str:
         """One shard of an extent."""
@@ -68,15 +70,20 @@ class GroupPath:
 
     def ref(self, block_key: str) -> str:
         """The hint that names an extent in which a block lies."""
-        return f"{REFS}/{self.namespace}/{self.group}/{block_key[:2]}/{block_key}"
+        return f"{REFS}/{self.extent(block_key)}"
 
     def inflight(self, key: str, writer: str) -> InflightPath:
         """The folder in which one writer group builds an extent."""
-        return InflightPath(f"{INFLIGHT}/{self.namespace}/{self.group}/{key}-{writer}")
+        name = f"{key}-{writer}"
+        if parse_inflight(name) is None:
+            raise InvalidArgument(f"{name!r} is not the name of an in-flight extent")
+        return InflightPath(f"{INFLIGHT}/{self.folder}/{name}")
 
     def quarantine(self, key: str, token: str) -> str:
         """Where an extent that failed verification is moved."""
-        return f"{QUARANTINE}/{self.namespace}/{self.group}/{key}-{token}"
+        if not _TOKEN.fullmatch(token):
+            raise InvalidArgument(f"{token!r} is not 8 lower-case hex digits")
+        return f"{QUARANTINE}/{self.folder}/{_checked(key)}-{token}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +115,25 @@ class InflightPath:
         return f"{self.folder}/done/{rank[0]}-{rank[1]}-{rank[2]}"
 
 
+def _checked(key: str) -> str:
+    if not is_key(key):
+        raise InvalidArgument(f"{key!r:.160} is not a key: lower-case hex of 16 to 64 bytes")
+    return key
+
+
 def writer_id(session: str, config: str) -> str:
-    """Name of a writer group: the ranks of one engine under one parallel config, 16 hex digits."""
-    return hashlib.sha256(f"{session}\0{config}".encode()).hexdigest()[:16]
+    """Name of a writer group: the ranks of one engine under one parallel config, 16 hex digits.
+
+    Raises:
+        InvalidArgument: the session's name is too long for a record, or not Unicode text.
+    """
+    if len(session) > MAX_SESSION:
+        raise InvalidArgument(f"session has {len(session)} characters; at most {MAX_SESSION}")
+    try:
+        text = f"{session}\0{config}".encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"session {session!r:.80} is not Unicode text: {error}") from None
+    return hashlib.sha256(text).hexdigest()[:16]
 
 
 def slug(model: str) -> str:
@@ -143,7 +166,7 @@ def is_namespace(name: str) -> bool:
 
 def is_group(name: str) -> bool:
     """Whether a name is one that a layer group may have."""
-    return _GROUP.fullmatch(name) is not None and ".." not in name
+    return GROUP_NAME.fullmatch(name) is not None
 
 
 def is_key(name: str) -> bool:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from kvstore.errors import Corrupt, FormatError, UnsupportedVersion
 from kvstore.identity import Identity, identity_from_json
-from kvstore.jsonform import Fields, parse, pretty
+from kvstore.jsonform import Fields, canonical, parse, pretty
+from kvstore.paths import is_group
 
 FORMAT = "kvstore"
 VERSION = "1.0"
@@ -56,8 +58,13 @@ def check_header(record: Fields) -> None:
 def check_created(record: Fields) -> str:
     """The ``created`` field: UTC, seconds, as ``2026-12-01T03:21:18Z``."""
     created = record.text("created", 20)
+    problem = f"{record.what}: created is {created!r}, not a time as YYYY-MM-DDThh:mm:ssZ"
     if not _CREATED.fullmatch(created):
-        raise FormatError(f"{record.what}: created is {created!r}, not YYYY-MM-DDThh:mm:ssZ")
+        raise FormatError(problem)
+    try:
+        datetime.fromisoformat(created)
+    except ValueError:
+        raise FormatError(problem) from None
     return created
 
 
@@ -101,8 +108,15 @@ def encode_layer_group(name: str) -> bytes:
 
 
 def decode_layer_group(data: bytes, what: str) -> str:
-    """Name of the layer group, out of its record."""
-    return _decode_group(data, what).text("group", 64)
+    """Name of the layer group, out of its record.
+
+    Raises:
+        FormatError: it is not one. UnsupportedVersion, Corrupt: as named.
+    """
+    name = _decode_group(data, what).text("group", 64)
+    if not is_group(name):
+        raise FormatError(f"{what}: {name!r} is not the name of a layer group")
+    return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +152,10 @@ class NamespaceRecord:
         what = f"namespace {name}"
         record = _decode_group(data, what)
         identity = identity_from_json(record.value("identity"), f"{what}, identity")
+        # The fingerprint is of the object as stored: a reader that ignored a field of it, or took
+        # another spelling, would disagree with others on what the namespace is.
+        if canonical(record.value("identity")) != canonical(identity.to_json()):
+            raise FormatError(f"{what}: its identity has fields that are not in the format")
         stored = record.hex_bytes("fingerprint", 32, 32).hex()
         if stored != identity.fingerprint:
             raise Corrupt(
