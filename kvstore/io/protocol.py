@@ -1,8 +1,9 @@
 """What an I/O engine is: the one boundary between the store and a medium.
 
 An engine is opened on a root. Every path given to it is relative to that root, uses ``/``, and was
-built by :mod:`kvstore.paths`, so an engine never sees a name that came from outside. All engines
-pass the suite in ``tests/conformance``.
+built by :mod:`kvstore.paths`, so an engine never sees a name that came from outside; it refuses all
+the same what could leave the root (``InvalidArgument``). All engines pass the suite in
+``tests/conformance``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 Buffer = Any
-"""Something with the buffer protocol (bytes, memoryview, NumPy array of bytes)."""
+"""Something C-contiguous with the buffer protocol (bytes, memoryview, NumPy array of bytes)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +23,11 @@ class ByteRange:
     Attributes:
         path: the object.
         offset: first byte.
-        length: number of bytes, all of which must exist.
+        length: number of bytes, all of which must exist. A range of no bytes only asks whether the
+            object is there: ``consume`` is not called for it.
         piece: the engine hands the range over whole, or in consecutive pieces whose lengths are
-            multiples of this (the last may be shorter). 0: only whole.
+            multiples of this (the last may be shorter). 0: only whole, in one call, which takes
+            staging memory of that size.
     """
 
     path: str
@@ -36,16 +39,20 @@ class ByteRange:
 Consume = Callable[[int, int, "memoryview"], None]
 """``consume(range index, offset within the range, bytes)``, called in an I/O thread.
 
-The memory belongs to the engine and is reused after the call returns. It is writable-free: consumers
-copy out of it. Pieces of one range come in order, from one thread; different ranges come at once.
+The memory belongs to the engine and is reused after the call returns: a consumer copies out of it
+and keeps no view. (It is writable, and may be used as scratch until then.) Pieces of one range come
+in order, from one thread; different ranges come at once. ``consume`` is never called after ``read``
+has returned or raised. A small batch is read by the calling thread itself.
 """
 
 
 class Engine(Protocol):
-    """Reads, writes and publishes the objects of one store.
+    """Reads, writes and publishes the objects of one store. Safe between threads and processes.
 
     Errors, for every call: ``kvstore.errors.StorageError`` when the medium fails,
-    ``kvstore.errors.NotFound`` when an object is absent where the call needs it.
+    ``kvstore.errors.NotFound`` when an object is absent where the call needs it,
+    ``kvstore.errors.InvalidArgument`` for a path that could leave the root, or a writing call on an
+    engine that was opened read-only.
     """
 
     @property
@@ -69,7 +76,10 @@ class Engine(Protocol):
         """Bytes of an object."""
 
     def list_dir(self, path: str) -> list[str]:
-        """Names directly below a folder, sorted; empty when there is no such folder."""
+        """Names directly below a folder ("": the root), sorted; empty when there is no such folder.
+
+        Objects that :meth:`write` and :meth:`create` are still writing have no name yet.
+        """
 
     # -- small objects ----------------------------------------------------------------------------
 
@@ -89,41 +99,56 @@ class Engine(Protocol):
 
     # -- bulk -------------------------------------------------------------------------------------
 
-    def read(
-        self, ranges: Sequence[ByteRange], consume: Consume
-    ) -> list[Exception | None]:
+    def read(self, ranges: Sequence[ByteRange], consume: Consume) -> list[Exception | None]:
         """Read many ranges at once, each handed to ``consume`` as it arrives.
 
-        Ranges are started in order. One range's failure does not touch another's.
+        Ranges are started in order. One range's failure does not touch another's; what of a failed
+        range was handed over before the failure must not be used.
 
         Returns:
             For each range None, or what went wrong: :class:`~kvstore.errors.NotFound` (no such
             object), :class:`~kvstore.errors.Corrupt` (shorter than asked),
-            :class:`~kvstore.errors.StorageError`, or what ``consume`` raised.
+            :class:`~kvstore.errors.StorageError`, :class:`~kvstore.errors.InvalidArgument` (a
+            negative number, or more in one piece than the engine's staging memory), or what
+            ``consume`` raised.
         """
 
     def write(self, path: str, pieces: Sequence[Buffer]) -> None:
-        """Write an object whole: nobody sees it before all of it is there. Replaces one of that name."""
+        """Write an object whole, from pieces that follow one another (parents are made).
+
+        Nobody sees it before all of it is there. It replaces one of that name.
+        """
 
     def write_into(self, path: str, size: int, pieces: Sequence[tuple[int, Buffer]]) -> None:
-        """Write byte runs into an object that several writers fill, made with ``size`` bytes if absent.
+        """Write byte runs, as (offset, bytes), into an object that several writers fill.
 
-        Runs of different writers do not overlap; the store sees to that.
+        The first writer makes it, and its parents, with ``size`` bytes that read as zero. Runs of
+        different writers do not overlap; the store sees to that. Not durable before :meth:`sync`.
 
         Raises:
             Corrupt: the object is there with another size.
+            InvalidArgument: a run outside the object.
         """
 
     def sync(self, paths: Sequence[str]) -> None:
-        """Make objects (or folders' entries) durable before this returns, where the engine is durable."""
+        """Make objects (or folders' entries) durable before this returns.
+
+        Needed after :meth:`write_into` only; every other writing call sees to it itself. Does
+        nothing where the engine was opened without durability.
+        """
 
     # -- publication ------------------------------------------------------------------------------
 
     def rename(self, source: str, target: str) -> None:
-        """Give a finished object its final name, at once; replaces an object of that name."""
+        """Give a finished object its final name, at once; replaces an object of that name.
+
+        The object's bytes are made durable first (parents of ``target`` are made).
+        """
 
     def publish(self, source: str, target: str) -> bool:
         """Make a finished folder visible under its final name, whole and at once.
+
+        The store has made the objects in it durable. Parents of ``target`` are made.
 
         Returns:
             True when this call did it, False when a folder was there already (``source`` is left).
