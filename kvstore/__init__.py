@@ -1,5 +1,70 @@
-"""kvstore: an on-disk, canonical KV-cache store for LLM inference engines."""
+"""kvstore: an on-disk, canonical KV-cache store for LLM inference engines.
+
+An engine saves the KV cache of a prompt once, in canonical pages that know nothing of any parallel
+config. Any engine under any config loads exactly its share, straight into its paged buffers. The
+format is laid down in ``spec/`` and is plain Zarr v3.
+
+Importing this package imports neither torch nor zarr; what needs them imports them when used.
+"""
 
 from __future__ import annotations
 
-__version__ = "0.1.0"
+from kvstore.array import LazyArray, open_array
+from kvstore.buffers import PagedBuffers
+from kvstore.errors import (
+    Corrupt,
+    FormatError,
+    GeometryMismatch,
+    InvalidArgument,
+    KVStoreError,
+    NotCertified,
+    NotFound,
+    StorageError,
+    UnsupportedVersion,
+)
+from kvstore.geometry import ContentPart, LayerGroup
+from kvstore.identity import Identity
+from kvstore.keys import BlockKeys, KeyScheme
+from kvstore.lookup import Match
+from kvstore.namespace import ExtentInfo, Namespace
+from kvstore.parallel import ParallelConfig, Rank
+from kvstore.report import CommitReport, LoadResult, Missing, StoreReport
+from kvstore.share import Share
+from kvstore.store import Store
+from kvstore.store import open_store as open  # noqa: A004 - kvstore.open reads as it should
+from kvstore.version import __version__
+from kvstore.worker import Worker
+
+__all__ = [
+    "BlockKeys",
+    "CommitReport",
+    "ContentPart",
+    "Corrupt",
+    "ExtentInfo",
+    "FormatError",
+    "GeometryMismatch",
+    "Identity",
+    "InvalidArgument",
+    "KVStoreError",
+    "KeyScheme",
+    "LayerGroup",
+    "LazyArray",
+    "LoadResult",
+    "Match",
+    "Missing",
+    "Namespace",
+    "NotCertified",
+    "NotFound",
+    "PagedBuffers",
+    "ParallelConfig",
+    "Rank",
+    "Share",
+    "StorageError",
+    "Store",
+    "StoreReport",
+    "UnsupportedVersion",
+    "Worker",
+    "__version__",
+    "open",
+    "open_array",
+]

@@ -159,6 +159,23 @@ class LocalNames:
         reach("posix.rename.after_rename")
         self._sync_parents(new, old)
 
+    def link(self, source: str, target: str) -> bool:
+        """Give a file a second name, unless that is taken. Not durable: it is for hints."""
+        old, new = self.full(source), self.full(target)
+        try:
+            try:
+                os.link(old, new, follow_symlinks=False)
+            except FileNotFoundError:
+                if not os.path.lexists(old):
+                    raise
+                os.makedirs(os.path.dirname(new), exist_ok=True)
+                os.link(old, new, follow_symlinks=False)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise absent_or(error, "link", old) from error
+        return True
+
     def publish(self, source: str, target: str) -> bool:
         """Move a finished folder to a name that no other one has. See ``Engine.publish``."""
         old, new = self.full(source), self.full(target)

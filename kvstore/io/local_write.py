@@ -14,7 +14,7 @@ from kvstore.io.local_names import TEMPORARY, LocalNames
 from kvstore.io.oserrors import translated
 from kvstore.io.protocol import Buffer
 
-_FLAGS = os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MOST_VECTORS = max(16, os.sysconf("SC_IOV_MAX"))
 # What a file system answers that has no hard links (FAT, some FUSE and SMB).
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EINVAL)
@@ -56,7 +56,12 @@ def create(names: LocalNames, path: str, data: bytes) -> bool:
 
 
 def write_runs(
-    names: LocalNames, path: str, size: int, pieces: Sequence[tuple[int, Buffer]]
+    names: LocalNames,
+    path: str,
+    size: int,
+    pieces: Sequence[tuple[int, Buffer]],
+    *,
+    make: bool = True,
 ) -> int:
     """Write runs into a file of ``size`` bytes that several processes fill. Returns the bytes."""
     full = names.full(path)
@@ -68,7 +73,7 @@ def write_runs(
                 f"a run of {len(view)} bytes at {offset} does not fit {path} of {size} bytes"
             )
     with translated("write", full):
-        fd = _open(names, full, os.O_RDWR)
+        fd = _open(names, full, os.O_RDWR) if make else os.open(full, _FLAGS | os.O_RDWR)
         try:
             _settle_size(fd, full, size)
             reach("posix.write_into.before_write")
@@ -128,10 +133,10 @@ def _write_temporary(names: LocalNames, full: str, views: list[memoryview]) -> t
 def _open(names: LocalNames, full: str, mode: int) -> int:
     """Open for writing; the folders are made only when they turn out to be missing."""
     try:
-        return os.open(full, _FLAGS | mode, 0o666)
+        return os.open(full, _FLAGS | os.O_CREAT | mode, 0o666)
     except FileNotFoundError:
         names.make_parents(full)
-        return os.open(full, _FLAGS | mode, 0o666)
+        return os.open(full, _FLAGS | os.O_CREAT | mode, 0o666)
 
 
 def _link(temporary: str, full: str, data: bytes, *, durable: bool) -> bool:
@@ -148,7 +153,7 @@ def _link(temporary: str, full: str, data: bytes, *, durable: bool) -> bool:
         return True
     # No links here: whole-at-once is lost, only-if-absent is kept.
     try:
-        fd = os.open(full, _FLAGS | os.O_WRONLY | os.O_EXCL, 0o666)
+        fd = os.open(full, _FLAGS | os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o666)
     except FileExistsError:
         return False
     try:

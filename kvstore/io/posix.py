@@ -21,7 +21,7 @@ from kvstore.io.local_write import create, write_runs, write_whole
 from kvstore.io.oserrors import translated
 from kvstore.io.protocol import Buffer, ByteRange, Consume
 from kvstore.io.staging import Staging
-from kvstore.io.workers import Gate, Workers
+from kvstore.io.workers import Gate, Workers, in_worker
 
 DEFAULT_THREADS = 4
 DEFAULT_STAGING_BYTES = 256 << 20
@@ -32,6 +32,7 @@ SMALL_BATCH_BYTES = 256 << 10
 
 _UNIT_BYTES = 4 << 20
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_UNUSUAL = ("", ".", "/")
 _PENDING: Exception = StorageError("not finished")
 
 
@@ -101,7 +102,8 @@ class PosixEngine:
 
     def exists(self, path: str) -> bool:
         """Whether an object or folder is there; False also when the medium refuses to say."""
-        if self._closed or not path or ".." in path or path[0] == "/":
+        # Three substring tests instead of the whole check: this is called for every block looked up.
+        if self._closed or "/." in path or "//" in path or path[:1] in _UNUSUAL or path[-1] == "/":
             self._open_name(path)
         try:
             return os.access(self._prefix + path, os.F_OK)
@@ -154,9 +156,9 @@ class PosixEngine:
     def read(self, ranges: Sequence[ByteRange], consume: Consume) -> list[Exception | None]:
         """Read many ranges at once; the result says for each what went wrong, or None."""
         self._check_open()
-        if self._deadline is None and (
-            len(ranges) <= 1 or sum(wanted.length for wanted in ranges) <= SMALL_BATCH_BYTES
-        ):
+        small = len(ranges) <= 1 or sum(wanted.length for wanted in ranges) <= SMALL_BATCH_BYTES
+        # A consumer that reads is in one of the threads, and must not wait for one.
+        if (small and self._deadline is None) or in_worker():
             return self._read_here(ranges, consume)
         return self._read_in_threads(ranges, consume)
 
@@ -165,10 +167,17 @@ class PosixEngine:
         self._check_writable()
         self.traffic.written += write_whole(self._names, path, pieces)
 
-    def write_into(self, path: str, size: int, pieces: Sequence[tuple[int, Buffer]]) -> None:
+    def write_into(
+        self,
+        path: str,
+        size: int,
+        pieces: Sequence[tuple[int, Buffer]],
+        *,
+        create: bool = True,
+    ) -> None:
         """Write runs into an object of ``size`` bytes that several writers fill."""
         self._check_writable()
-        self.traffic.written += write_runs(self._names, path, size, pieces)
+        self.traffic.written += write_runs(self._names, path, size, pieces, make=create)
 
     def sync(self, paths: Sequence[str]) -> None:
         """Make objects, or folders' entries, durable (nothing to do when not ``durable``)."""
@@ -182,6 +191,11 @@ class PosixEngine:
         """Give a finished object its final name in one step."""
         self._check_writable()
         self._names.rename(source, target)
+
+    def link(self, source: str, target: str) -> bool:
+        """Give an object a second name, unless that is taken."""
+        self._check_writable()
+        return self._names.link(source, target)
 
     def publish(self, source: str, target: str) -> bool:
         """Give a finished folder its final name, unless a folder with something in it has it."""

@@ -119,13 +119,22 @@ class Engine(Protocol):
         Nobody sees it before all of it is there. It replaces one of that name.
         """
 
-    def write_into(self, path: str, size: int, pieces: Sequence[tuple[int, Buffer]]) -> None:
+    def write_into(
+        self,
+        path: str,
+        size: int,
+        pieces: Sequence[tuple[int, Buffer]],
+        *,
+        create: bool = True,
+    ) -> None:
         """Write byte runs, as (offset, bytes), into an object that several writers fill.
 
         The first writer makes it, and its parents, with ``size`` bytes that read as zero. Runs of
         different writers do not overlap; the store sees to that. Not durable before :meth:`sync`.
+        With ``create`` off it is never made, so that a late writer cannot bring one back.
 
         Raises:
+            NotFound: the object is absent and ``create`` is off.
             Corrupt: the object is there with another size.
             InvalidArgument: a run outside the object.
         """
@@ -143,6 +152,19 @@ class Engine(Protocol):
         """Give a finished object its final name, at once; replaces an object of that name.
 
         The object's bytes are made durable first (parents of ``target`` are made).
+        """
+
+    def link(self, source: str, target: str) -> bool:
+        """Give an object a second name, only if that is not taken (parents are made).
+
+        For hints: it is not durable, and an engine without links may copy. The second name outlives
+        the first.
+
+        Returns:
+            True when this call did it, False when an object of that name was there.
+
+        Raises:
+            NotFound: ``source`` is not there.
         """
 
     def publish(self, source: str, target: str) -> bool:

@@ -1,0 +1,248 @@
+"""Store: one rank's elected bytes of a sequence's extents, into the in-flight folders.
+
+A shard that the rank owns whole is built in memory and written at once. A shard that several ranks
+fill is written in place, each rank its own runs, and the rank leaves a mark when all of its bytes
+are there; ``commit`` seals such shards. Nothing written here is visible to any reader.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+
+import numpy as np
+from crc32c import crc32c
+
+from kvstore.election import is_writer
+from kvstore.extent import shard_layout
+from kvstore.geometry import LayerGroup
+from kvstore.io.failpoints import reach
+from kvstore.io.protocol import Buffer, Engine
+from kvstore.io.staging import Staging
+from kvstore.keys import BlockKeys
+from kvstore.lookup import Lookup
+from kvstore.parallel import Rank
+from kvstore.paths import GroupPath, InflightPath
+from kvstore.placement import Ints, Placement, place, unit_tokens
+from kvstore.plan import ShardPart, shard_parts
+from kvstore.report import StoreReport
+from kvstore.scatter import Pages
+from kvstore.shard import CRC_BYTES, ShardLayout
+from kvstore.share import Share
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Blocks ``first`` to ``stop - 1`` of a sequence, which make one extent."""
+
+    first: int
+    stop: int
+    key: bytes
+
+
+def extent_spans(group: LayerGroup, keys: BlockKeys, *, tail: bool = True) -> Iterator[Span]:
+    """The extents that consecutive blocks make: full ones, and a shorter last one if ``tail``.
+
+    Blocks before the first extent boundary are skipped: they belong to an extent whose first blocks
+    are not at hand.
+    """
+    size = group.extent_blocks
+    first, end = -(-keys.start // size) * size, keys.start + len(keys)
+    while first < end:
+        stop = min(first + size, end)
+        if stop - first == size or tail:
+            yield Span(first, stop, keys[stop - 1 - keys.start])
+        first = stop
+
+
+class Saver:
+    """Stores for one rank.
+
+    Args:
+        engine: the I/O engine.
+        lookup: of the rank's layer group.
+        group: the layer group.
+        names: its paths.
+        writer: writer id of the engine's ranks, see :func:`kvstore.paths.writer_id`.
+        pages: mover of chunks out of the rank's buffers.
+        local_block_tokens: local tokens of an engine block.
+        staging: memory that shards are built in.
+        pool: threads that build and write shards.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        lookup: Lookup,
+        group: LayerGroup,
+        names: GroupPath,
+        writer: str,
+        pages: Pages,
+        local_block_tokens: int,
+        staging: Staging,
+        pool: Executor,
+    ) -> None:
+        self._engine = engine
+        self._lookup = lookup
+        self._group = group
+        self._names = names
+        self._writer = writer
+        self._pages = pages
+        self._local_block_tokens = max(local_block_tokens, 1)
+        self._staging = staging
+        self._pool = pool
+
+    def store(
+        self, keys: BlockKeys, table: Ints, share: Share, rank: Rank, *, tail: bool
+    ) -> StoreReport:
+        """Write what the rank was elected to write.
+
+        Raises:
+            InvalidArgument: the block table does not cover the blocks. StorageError: as named;
+                what was written stays, and the same call goes on from there.
+        """
+        started = time.perf_counter()
+        present = not_elected = covered = written = extents = 0
+        jobs: list[tuple[InflightPath, list[str], list[Future[int]]]] = []
+        for span in extent_spans(self._group, keys, tail=tail):
+            covered += span.stop - span.first
+            if self._lookup.holds(span.key):
+                present += 1
+            elif not is_writer(share, span.key):
+                not_elected += 1
+            elif not share.empty:
+                jobs.append(self._submit(span, table, share, rank))
+        try:
+            for inflight, parts, futures in jobs:
+                written += sum(f.result() for f in futures)
+                if parts:
+                    # The mark may survive a power failure only if the bytes it speaks of do.
+                    self._engine.sync(parts)
+                    reach("store.before_mark")
+                    self._engine.create(inflight.done((rank.pp, rank.pcp, rank.tp)), b"")
+                extents += 1
+        finally:
+            _settle(f for _, _, futures in jobs for f in futures)
+        return StoreReport(
+            extents=extents,
+            present=present,
+            not_elected=not_elected,
+            unstored_blocks=len(keys) - covered,
+            bytes_written=written,
+            seconds=time.perf_counter() - started,
+        )
+
+    def _submit(
+        self, span: Span, table: Ints, share: Share, rank: Rank
+    ) -> tuple[InflightPath, list[str], list[Future[int]]]:
+        """Start writing one extent's shards; names those that a mark must speak for."""
+        inflight = self._names.inflight(span.key.hex(), self._writer)
+        n = self._group.page_tokens
+        unit = unit_tokens(share.lattice, n, self._local_block_tokens)
+        start, stop = span.first * n, span.stop * n
+        where = place(share.lattice, unit, self._local_block_tokens, table, start, start, stop)
+        parts = shard_parts(self._group, share)
+        shared = [inflight.part(p.name) for p in parts if not p.whole]
+        if shared and self._engine.exists(inflight.done((rank.pp, rank.pcp, rank.tp))):
+            return inflight, [], []
+        layout = shard_layout(self._group, span.stop - span.first)
+        futures = [self._pool.submit(self._write, inflight, p, where, layout) for p in parts]
+        return inflight, shared, futures
+
+    def _write(
+        self, inflight: InflightPath, part: ShardPart, where: Placement, layout: ShardLayout
+    ) -> int:
+        reach("store.before_shard")
+        if part.whole:
+            written = self._write_whole(inflight, part, where, layout)
+        else:
+            written = sum(self._write_runs(inflight, part, where, layout))
+        reach("store.after_shard")
+        return written
+
+    def _write_whole(
+        self, inflight: InflightPath, part: ShardPart, where: Placement, layout: ShardLayout
+    ) -> int:
+        path = inflight.shard(part.name)
+        if self._engine.exists(path):
+            return 0  # an earlier call of this writer got that far
+        buffer = self._staging.acquire(layout.shard_bytes)
+        try:
+            shard = buffer[: layout.shard_bytes]
+            for run in part.runs:
+                begin = layout.offset(run.first)
+                end = layout.offset(run.first + len(run.slots))
+                self._pages.gather(run.slots, where, shard[begin:end], layout.stride)
+            finish_shard(shard, layout)
+            self._engine.write(path, [shard])
+        finally:
+            self._staging.release(buffer)
+        return layout.chunks * layout.chunk_bytes
+
+    def _write_runs(
+        self, inflight: InflightPath, part: ShardPart, where: Placement, layout: ShardLayout
+    ) -> Iterator[int]:
+        size = layout.chunk_bytes
+        for run in part.runs:
+            nbytes = len(run.slots) * size
+            buffer = self._staging.acquire(nbytes)
+            try:
+                data = buffer[:nbytes]
+                self._pages.gather(run.slots, where, data, size)
+                pieces = list(self._pieces(run.first, data, where, layout))
+                self._engine.write_into(inflight.part(part.name), layout.shard_bytes, pieces)
+            finally:
+                self._staging.release(buffer)
+            yield sum(len(piece) for _, piece in pieces)
+
+    def _pieces(
+        self, first: int, data: memoryview, where: Placement, layout: ShardLayout
+    ) -> Iterator[tuple[int, Buffer]]:
+        """(offset in the shard, bytes) of what the rank owns of consecutive chunks."""
+        size = layout.chunk_bytes
+        runs = [(0, size)] if where.source is None else self._owned(where)
+        for i in range(len(data) // size):
+            for start, length in runs:
+                at = i * size + start
+                yield layout.offset(first + i) + start, data[at : at + length]
+
+    def _owned(self, where: Placement) -> list[tuple[int, int]]:
+        """(offset, length) in a chunk of the runs of tokens that the rank owns."""
+        source = where.source
+        if source is None or not len(source):
+            return []
+        item = where.unit * self._group.token_bytes
+        breaks = np.flatnonzero(np.diff(source) != 1) + 1
+        firsts = np.concatenate(([0], breaks))
+        lengths = np.diff(np.concatenate((firsts, [len(source)])))
+        starts = source[firsts]
+        return list(zip((starts * item).tolist(), (lengths * item).tolist(), strict=True))
+
+
+def finish_shard(shard: memoryview, layout: ShardLayout) -> None:
+    """Put checksums, zeroed gaps and the index around the chunks that are in place.
+
+    Args:
+        shard: ``layout.shard_bytes`` bytes, chunks at their offsets.
+        layout: of the shard.
+    """
+    used = layout.chunk_bytes + CRC_BYTES
+    if layout.stride > used:
+        gaps = np.ndarray(
+            (layout.chunks, layout.stride - used), np.uint8, shard, used, (layout.stride, 1)
+        )
+        gaps[...] = 0
+    sums = np.ndarray((layout.chunks,), "<u4", shard, layout.chunk_bytes, (layout.stride,))
+    for i in range(layout.chunks):
+        at = layout.offset(i)
+        sums[i] = crc32c(shard[at : at + layout.chunk_bytes])
+    shard[layout.index_offset :] = layout.encode_index()
+
+
+def _settle(futures: Iterable[Future[int]]) -> None:
+    """Leave no job running on buffers that the caller may reuse."""
+    for future in futures:
+        if not future.cancel():
+            future.exception()
