@@ -1,4 +1,4 @@
-"""Shared by all tests: how hard hypothesis tries, and small groups of every kind of geometry."""
+"""Shared by all tests: how hard hypothesis tries, and fixtures of tiny groups."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import os
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tiny import GROUPS, tiny_identity
 
-from kvstore.elements import element
-from kvstore.geometry import ContentPart, LayerGroup
+from kvstore.geometry import LayerGroup
 from kvstore.identity import Identity
 
 # "ci" is the default: the same examples on every run, and no deadlines, since machines differ.
@@ -22,85 +22,6 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
-def gqa_group() -> LayerGroup:
-    """Two shards along each axis, four blocks of four tokens."""
-    return LayerGroup.attention_kv(
-        layers=4,
-        heads=4,
-        head_size=8,
-        block_tokens=4,
-        extent_blocks=4,
-        shard_layers=2,
-        shard_heads=2,
-    )
-
-
-def mqa_group() -> LayerGroup:
-    """One head, a sliding window, layers that are not consecutive in the model."""
-    return LayerGroup.attention_kv(
-        name="swa",
-        layers=(1, 3, 4),
-        heads=1,
-        head_size=4,
-        block_tokens=2,
-        element="float16",
-        window=32,
-        extent_blocks=2,
-    )
-
-
-def mla_group() -> LayerGroup:
-    """A latent and a rope key, of one element type."""
-    return LayerGroup.mla(layers=3, latent=12, rope=4, block_tokens=4, extent_blocks=3)
-
-
-def fp8_group() -> LayerGroup:
-    """One-byte elements, whose codec some writers spell without a byte order."""
-    return LayerGroup.attention_kv(
-        name="fp8",
-        layers=2,
-        heads=2,
-        head_size=16,
-        block_tokens=4,
-        element="float8_e4m3fn",
-        extent_blocks=2,
-    )
-
-
-def mixed_group() -> LayerGroup:
-    """Parts of several element types, stored as bytes."""
-    return LayerGroup(
-        name="mixed",
-        layers=(0, 2),
-        heads=2,
-        block_tokens=4,
-        parts=(
-            ContentPart("key", element("int8"), 6),
-            ContentPart("key_scale", element("float32"), 1),
-            ContentPart("value", element("float8_e5m2"), 6),
-            ContentPart("value_scale", element("float32"), 1),
-        ),
-        extent_blocks=2,
-    )
-
-
-def opaque_group() -> LayerGroup:
-    """Pages of one rank of one config."""
-    return LayerGroup.opaque(
-        name="rank0", layers=(0, 1), page_bytes=24, block_tokens=4, parallel="tp=2 rank 0"
-    )
-
-
-GROUPS = {
-    "gqa": gqa_group,
-    "mqa": mqa_group,
-    "mla": mla_group,
-    "fp8": fp8_group,
-    "mixed": mixed_group,
-    "opaque": opaque_group,
-}
-
-
 @pytest.fixture(params=sorted(GROUPS))
 def any_group(request: pytest.FixtureRequest) -> LayerGroup:
     """Each tiny group in turn."""
@@ -110,16 +31,10 @@ def any_group(request: pytest.FixtureRequest) -> LayerGroup:
 @pytest.fixture
 def gqa() -> LayerGroup:
     """The tiny GQA group."""
-    return gqa_group()
+    return GROUPS["gqa"]()
 
 
 @pytest.fixture
 def identity() -> Identity:
     """A namespace of every tiny group."""
-    return Identity(
-        "Tiny/Model-1.5B (test)",
-        model_layers=8,
-        groups=tuple(make() for make in GROUPS.values()),
-        revision="0123abc",
-        variants={"rope": "yarn"},
-    )
+    return tiny_identity()
