@@ -20,7 +20,7 @@ from kvstore.geometry import (
 )
 from kvstore.identity import Identity, parts_from_json, parts_to_json
 from kvstore.jsonform import Fields, compact, hex_bytes, parse
-from kvstore.paths import parse_shard_name, shard_name
+from kvstore.paths import shard_name
 from kvstore.records import FORMAT, check_created, check_header, header
 from kvstore.shard import ShardLayout
 
@@ -294,7 +294,7 @@ def _check_stride(record: Fields, group: LayerGroup, blocks: int) -> int | None:
 def _check_shards(
     record: Fields, group: LayerGroup, blocks: int, stride: int | None
 ) -> dict[str, int]:
-    wanted = list(shard_sizes(group, blocks))
+    wanted = shard_sizes(group, blocks)
     layout = shard_layout(group, blocks)
     if stride is not None:
         layout = ShardLayout(layout.chunks, layout.chunk_bytes, stride)
@@ -303,7 +303,8 @@ def _check_shards(
     for item in record.array("shards", MAX_SHARDS):
         shard = Fields(item, f"{record.what}, shard")
         name = shard.text("name", 32)
-        parse_shard_name(name)
+        if name not in wanted:
+            raise FormatError(f"{record.what}: {name!r} is not the name of one of its shards")
         size = shard.integer("bytes", least, MAX_SHARD_BYTES)
         if stride is not None and size != layout.shard_bytes:
             raise FormatError(
@@ -313,8 +314,8 @@ def _check_shards(
         if name in shards:
             raise FormatError(f"{record.what}: shard {name} is listed twice")
         shards[name] = size
-    if list(shards) != wanted:
+    if list(shards) != list(wanted):
         raise FormatError(
-            f"{record.what}: its shards are {list(shards)!r:.200}, not {wanted!r:.200}"
+            f"{record.what}: its shards are {list(shards)!r:.200}, not {list(wanted)!r:.200}"
         )
     return shards

@@ -23,13 +23,13 @@ def put(path: str, value: object) -> Edit:
 
 
 def drop(path: str) -> Edit:
-    """Remove the field at a dotted path."""
+    """Remove the field or item at a dotted path."""
 
     def edit(stored: Any) -> None:
         *folders, last = path.split(".")
         for name in folders:
             stored = stored[int(name)] if name.isdigit() else stored[name]
-        del stored[last]
+        del stored[int(last) if last.isdigit() else last]
 
     return edit
 
