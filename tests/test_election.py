@@ -43,11 +43,19 @@ def test_one_of_the_holders_of_the_same_bytes_writes(key: bytes):
     assert sorted(places, key=str) == [(range(a, a + 2), c) for a in (0, 2) for c in (0, 1)]
 
 
+def test_replicas_write_in_turns():
+    shares = all_shares(LayerGroup.mla(layers=1), ParallelConfig(tp=3), 1)
+    turns = [elected_ranks(shares, key.to_bytes(8, "big")) for key in range(6)]
+    assert [[rank.tp for rank, _ in turn] for turn in turns] == [[0], [1], [2]] * 2
+
+
 def test_rank_without_layers_is_not_elected():
     group = LayerGroup.attention_kv(layers=[0, 1], heads=1, head_size=4)
     config = ParallelConfig(pp=2)
     assert [rank for rank, _ in elected_ranks(all_shares(group, config, 4), bytes(32))] == [Rank()]
-    assert is_writer(share_of(group, config, Rank(pp=1), 4), bytes(32))
+    idle = share_of(group, config, Rank(pp=1), 4)
+    assert is_writer(idle, bytes(32))
+    assert elected_ranks([(Rank(pp=1), idle)], bytes(32)) == []
 
 
 def test_bad_arguments_are_refused():

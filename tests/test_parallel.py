@@ -67,6 +67,7 @@ def test_text_form_names_rank():
         "tp=2,,dcp=2",
         "ep=2",
         "tp=99999999999999999999",
+        "tp=" + "9" * 5000,
         "pcp_kv=mirrored",
         "pp=2,pp_layers=16",
         "pp=2,pp_layers=16+",

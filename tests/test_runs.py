@@ -18,7 +18,7 @@ from kvstore.election import elected_ranks
 from kvstore.elements import element
 from kvstore.errors import NotCertified
 from kvstore.geometry import ContentPart, LayerGroup
-from kvstore.layout import PageLayout
+from kvstore.layout import PageLayout, PartPlace
 from kvstore.parallel import ParallelConfig, Rank
 from kvstore.runs import CopyRun, check_layout, copy_runs
 from kvstore.share import Share, all_shares, certify, share_of
@@ -302,6 +302,9 @@ def test_runs_do_not_join_across_buffers():
     share = share_of(group, ParallelConfig(), Rank(), 1)
     layout = PageLayout.token_pool(group)
     assert copy_runs(group, share, layout, 1) == [CopyRun(0, 0, 1, 0), CopyRun(0, 1, 1, 1)]
+    places = (PartPlace("key", 1, 0, 9, 1, 1), PartPlace("value", 1, 1, 9, 1, 1, buffer=1))
+    runs = copy_runs(group, share, PageLayout(places, 1, 1), 1)
+    assert runs == [CopyRun(0, 0, 1, 0), CopyRun(1, 1, 1, 1)]
 
 
 def test_share_without_layers_still_has_runs():

@@ -163,7 +163,7 @@ def test_opaque_group_is_for_one_rank_of_one_config():
 
 
 @pytest.mark.parametrize(
-    "parallel", ["", "tp=2", "tp=2;rank=0.0", "tp=2;rank=0.0.x", "tp=2;rank=0.0.9"]
+    "parallel", ["tp=2", "tp=2;rank=0.0", "tp=2;rank=0.0.x", "tp=2;rank=0.0.9"]
 )
 def test_opaque_group_with_any_other_text_is_refused(parallel: str):
     group = LayerGroup.opaque(
@@ -190,12 +190,15 @@ def test_certify_looks_at_one_stage_only(monkeypatch: pytest.MonkeyPatch):
     assert len(asked) == 64
 
 
-@pytest.mark.parametrize("fault", ["replica", "index", "heads", "cp", "replicas"])
+@pytest.mark.parametrize("fault", ["replica", "index", "heads", "cp", "replicas", "shift"])
 def test_certify_catches_a_faulty_mapping(fault: str, monkeypatch: pytest.MonkeyPatch):
     config = ParallelConfig(tp=8, dcp=2)
 
     def faulty(group: LayerGroup, config: ParallelConfig, rank: Rank, model_layers: int) -> Share:
         right = share_of(group, config, rank, model_layers)
+        if fault == "shift":
+            moved = range(right.heads.start + 1, right.heads.stop + 1)
+            return Share(right.layers, moved, right.lattice, right.replicas, right.replica)
         if rank.tp != 5:
             return right
         lattice, heads, replicas, replica = (
