@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from kvstore.bench.timing import Contender
 from kvstore.bench.workload import Workload
 from kvstore.paths import GroupPath
+
+if TYPE_CHECKING:
+    from kvstore.keys import BlockKeys
+    from kvstore.namespace import Namespace
+    from kvstore.worker import Worker
 
 SESSION = "bench"
 
@@ -22,14 +25,16 @@ class Stored:
 
     Attributes:
         root: the store's folder.
-        namespace: opened.
+        namespace: opened, with checksums verified.
+        unverified: the same, opened without.
         keys: block keys of the one sequence.
         extents: the extents' folders, in sequence order.
     """
 
     root: Path
-    namespace: Any
-    keys: Any
+    namespace: Namespace
+    unverified: Namespace
+    keys: BlockKeys
     extents: list[Path]
 
 
@@ -48,17 +53,19 @@ def store_workload(workload: Workload, root: Path, *, durable: bool = False) -> 
     report = namespace.commit(keys, config, session=SESSION)
     if report.missing:
         raise RuntimeError(f"the benchmark's extents were not committed: {report}")
+    unverified = kvstore.open(root, verify=False).namespace(workload.identity)
     names = GroupPath(workload.identity.namespace, workload.group.name)
     step = workload.group.extent_blocks
     return Stored(
         root,
         namespace,
+        unverified,
         keys,
         [root / names.extent(keys[i].hex()) for i in range(step - 1, workload.blocks, step)],
     )
 
 
-def source_worker(workload: Workload, namespace: Any) -> Any:
+def source_worker(workload: Workload, namespace: Namespace) -> Worker:
     """The writing worker: TP=1, its pages are the workload's source."""
     import kvstore
 
@@ -73,18 +80,14 @@ class _Load:
     One after the other, because they stand for processes that do not share this machine's cores.
     """
 
-    def __init__(
-        self, workload: Workload, stored: Stored, workers: Sequence[Any], *, verify: bool
-    ) -> None:
+    def __init__(self, workload: Workload, keys: BlockKeys, workers: Sequence[Worker]) -> None:
         self._workload = workload
-        self._keys = stored.keys
-        self._ids: NDArray[Any] = workload.block_ids
+        self._keys = keys
         self._workers = workers
-        self._verify = verify
 
     def run(self) -> int:
         for worker in self._workers:
-            result = worker.load(self._keys, self._ids, verify=self._verify)
+            result = worker.load(self._keys, self._workload.block_ids)
             if result.blocks != self._workload.blocks:
                 raise RuntimeError(
                     f"{result.blocks} of {self._workload.blocks} blocks loaded: {result.misses}"
@@ -109,42 +112,49 @@ def load_contenders(
     one, many = kvstore.ParallelConfig(), kvstore.ParallelConfig(tp=tp)
     rank = kvstore.Rank()
 
-    def worker(config: Any, rank: Any, buffers: Any) -> Any:
-        return stored.namespace.worker(config, rank, buffers, session=SESSION)
-
-    buffers = kvstore.PagedBuffers
-    same = worker(one, rank, buffers.packed(group, workload.packed_tensors(1)[0], order="hnd"))
+    packed = kvstore.PagedBuffers.packed(group, workload.packed_tensors(1)[0], order="hnd")
+    split = kvstore.PagedBuffers.split(group, workload.split_tensors(), order="nhd")
+    namespace = stored.namespace
     others = [
-        worker(many, kvstore.Rank(tp=number), buffers.packed(group, tensors, order="hnd"))
+        namespace.worker(
+            many, kvstore.Rank(tp=number), kvstore.PagedBuffers.packed(group, tensors, order="hnd")
+        )
         for number, tensors in enumerate(workload.packed_tensors(tp))
     ]
-    split = worker(one, rank, buffers.split(group, workload.split_tensors(), order="nhd"))
-    rows: list[tuple[str, str, list[Any], bool, Callable[[], bool]]] = [
-        ("same", "kvstore, same config", [same], True, workload.packed_correct),
+    rows: list[tuple[str, str, list[Worker], Callable[[], bool]]] = [
+        (
+            "same",
+            "kvstore, same config",
+            [namespace.worker(one, rank, packed)],
+            workload.packed_correct,
+        ),
         (
             "same_unverified",
             "kvstore, same config, unverified",
-            [same],
-            False,
+            [stored.unverified.worker(one, rank, packed)],
             workload.packed_correct,
         ),
         (
             "other_config",
             f"kvstore, TP=1 read by TP={tp}",
             others,
-            True,
             lambda: workload.packed_correct(tp),
         ),
-        ("other_layout", "kvstore, HND packed to NHD split", [split], True, workload.split_correct),
+        (
+            "other_layout",
+            "kvstore, HND packed to NHD split",
+            [namespace.worker(one, rank, split)],
+            workload.split_correct,
+        ),
     ]
     return [
         Contender(
             f"{prefix}.{name}",
             title,
-            _Load(workload, stored, workers, verify=verify).run,
+            _Load(workload, stored.keys, workers).run,
             before=before,
             poison=workload.poison,
             correct=correct,
         )
-        for name, title, workers, verify, correct in rows
+        for name, title, workers, correct in rows
     ]

@@ -68,7 +68,7 @@ def fill(root: Path, name: str, extents: int) -> LookupStore:
     made = 0
     sequences = []
     for prefix in range(256):
-        folder = root / paths.fanout(f"{prefix:02x}")
+        folder = root / paths.folder / f"{prefix:02x}"
         folder.mkdir(parents=True, exist_ok=True)
         record = folder / RECORD
         if not record.exists():
