@@ -96,7 +96,7 @@ def safetensors_peer(
 ) -> Contender:
     """One safetensors file an extent: load it, copy into the pages, in threads.
 
-    The copy is NumPy's: torch's own ``index_copy_`` and indexed assignment are several times slower.
+    The copy is NumPy's: torch's ``index_copy_`` and indexed assignment are far slower.
     """
     import torch
     from safetensors.torch import load_file

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from kvstore.bench.workload import LLAMA, SMOLLM, Workload
 from kvstore.errors import StorageError
 
 QUICK_BYTES = 32 << 20
-QUICK_ROUNDS = 2
+QUICK_ROUNDS = 1
 SECOND_MODEL_SHARE = 4
 """The second model runs on this fraction of the bytes."""
 
@@ -48,7 +48,7 @@ class Settings:
         folder: on the file system to measure; a scratch folder is made in it, and removed.
         nbytes: KV cache bytes of the large workload.
         rounds: rounds of each section.
-        quick: the smallest run that has every row, for tests; its figures mean nothing.
+        quick: small lookup stores, for tests; see :meth:`smallest`.
         vllm_fs_io: vLLM's extension file, where vllm is not installed.
     """
 
@@ -57,6 +57,10 @@ class Settings:
     rounds: int = 7
     quick: bool = False
     vllm_fs_io: Path | None = None
+
+    def smallest(self) -> Settings:
+        """The smallest run that has every row, for tests; its figures mean nothing."""
+        return replace(self, nbytes=QUICK_BYTES, rounds=QUICK_ROUNDS, quick=True)
 
 
 @dataclass(slots=True)
@@ -100,7 +104,6 @@ class _Suite:
         self.settings = settings
         self.scratch = scratch
         self.progress = progress
-        self.rounds = QUICK_ROUNDS if settings.quick else settings.rounds
         self.flag = direct_flag(scratch)
         self.threads = min(cores(), MAX_HOT_THREADS)
         self.fs_io = find_fs_io(settings.vllm_fs_io)
@@ -108,13 +111,13 @@ class _Suite:
 
     def add(self, section: Section, contenders: list[Contender]) -> None:
         results = measure(
-            contenders, self.rounds, lambda what: self.progress(f"{section.title}: {what}")
+            contenders, self.settings.rounds, lambda what: self.progress(f"{section.title}: {what}")
         )
         section.rows = list(results.values())
         self.sections.append(section)
 
     def run(self) -> list[Section]:
-        nbytes = QUICK_BYTES if self.settings.quick else self.settings.nbytes
+        nbytes = self.settings.nbytes
         for model, share in ((LLAMA, nbytes), (SMOLLM, nbytes // SECOND_MODEL_SHARE)):
             self.progress(f"making the bytes of {model.title}")
             workload = Workload(model, share)
@@ -228,7 +231,7 @@ def run_suite(settings: Settings, progress: Callable[[str], None]) -> Outcome:
         StorageError: too little space for the scratch files.
         ImportError: ``vllm_fs_io`` was given and does not load.
     """
-    need = COPIES * (QUICK_BYTES if settings.quick else settings.nbytes)
+    need = COPIES * settings.nbytes
     free = shutil.disk_usage(settings.folder).free
     if free < need:
         raise StorageError(

@@ -75,7 +75,9 @@ def run(args: argparse.Namespace) -> int:
     from kvstore.bench.report import print_report
     from kvstore.bench.suite import Settings, run_suite, to_json
 
-    settings = Settings(args.dir, args.size, args.rounds, args.quick, args.vllm_fs_io)
+    settings = Settings(args.dir, args.size, args.rounds, vllm_fs_io=args.vllm_fs_io)
+    if args.quick:
+        settings = settings.smallest()
     with Console(file=sys.stderr).status("starting") as status:
         outcome = run_suite(settings, status.update)
     print_report(outcome, Console())
