@@ -16,7 +16,7 @@ from typing import Any
 Json = dict[str, Any]
 CARRIERS = {"float32": "float32", "float16": "float16", "bfloat16": "uint16", "int8": "int8"}
 CARRIERS |= {"float8_e4m3fn": "uint8", "float8_e5m2": "uint8", "uint8": "uint8"}
-FANOUT, KEY, GROUP = "[0-9a-f]{2}", "(?:[0-9a-f]{2}){16,64}", r"(?!.*\.\.)[a-z][a-z0-9_.-]{0,63}"
+FANOUT, KEY, GROUP = "[0-9a-f]{2}", "(?:[0-9a-f]{2}){16,64}", "[a-z][a-z0-9_-]{0,63}"
 NAMESPACE = r"(?!.*\.\.)[a-z0-9](?:[a-z0-9.-]{0,62}[a-z0-9])?-[0-9a-f]{32}"
 LABEL, PARENT = "[a-z0-9][a-z0-9_.+-]{0,63}", "(?:[0-9a-f]{2}){1,64}"
 VERSION = r"(0|[1-9][0-9]{0,5})\.(0|[1-9][0-9]{0,5})"
@@ -106,7 +106,7 @@ def fingerprint(identity: Json) -> str:
 def namespace_name(identity: Json) -> str:
     """Directory name of the namespace with that identity."""
     text = "".join(c.lower() if "A" <= c <= "Z" else c for c in identity["model"])
-    text = re.sub(r"\.{2,}", ".", re.sub(r"[^a-z0-9.]+", "-", text))[:64].strip("-.")
+    text = re.sub(r"[^a-z0-9.]+|\.{2,}", "-", text)[:64].strip("-.")
     return f"{text or 'model'}-{fingerprint(identity)[:32]}"
 
 

@@ -183,6 +183,7 @@ def records() -> Iterator[Vector]:
 
     parent = f'"parent": "{tiny_identity()["key_scheme"]["root"]}"'
     yield spoilt("parent-not-root", "record-parent", parent, f'"parent": "{other}"')
+    yield spoilt("parent-inside", "record-parent", parent, f'"parent": "{KEY}"')
     yield spoilt("parent-odd", "field-range", parent, '"parent": "abc"')
     start = '"start_block": 0'
     yield spoilt("start-uneven", "record-start", start, '"start_block": 1')

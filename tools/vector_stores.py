@@ -87,12 +87,18 @@ def fingerprint(identity: Json) -> str:
 def slug(model: str) -> str:
     """The readable part of a namespace's name, letter by letter."""
     text = ""
-    for letter in model:
+    run = ""
+    for letter in model + "\0":
         lower = chr(ord(letter) + 32) if "A" <= letter <= "Z" else letter
-        plain = lower == "." or "a" <= lower <= "z" or "0" <= lower <= "9"
-        new = lower if plain else "-"
-        if not (new in "-." and text.endswith(new)):
-            text += new
+        plain = "a" <= lower <= "z" or "0" <= lower <= "9"
+        kind = "a" if plain else "." if lower == "." else "-"
+        if run and kind != run[0]:
+            text += "." if run == "." else "-"
+            run = ""
+        if plain:
+            text += lower
+        else:
+            run += kind
     return text[:64].strip("-.") or "model"
 
 
@@ -364,7 +370,7 @@ def mixed() -> Store:
     groups = [
         group_object("kv", [("key", "float16", 3), ("value", "float16", 2)], heads=2)
         | {"shard_layers": 1, "shard_heads": 1},
-        group_object("fp8.window", fp8, **ints, shard_layers=1),
+        group_object("fp8-window", fp8, **ints, shard_layers=1),
         group_object("mla", [("latent", "bfloat16", 6), ("rope_key", "bfloat16", 2)])
         | {"attention": "mla", "block_tokens": 3},
         group_object("rank-3", [("page", "uint8", 50)], **rank),

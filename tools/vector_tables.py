@@ -88,6 +88,7 @@ def identities() -> list[Json]:
         "\u0130stanbul",
         "\u212aelvin",
         "a..b",
+        "a-..b-.-c",
         "a" * 63 + "-" + "b" * 9,
         "v1.5 (beta)",
         "///",
@@ -209,8 +210,8 @@ def names() -> Json:
             ],
         },
         "group": {
-            "valid": ["kv", "a", "fp8.window", "rank-3", "a_b", "x" * 64],
-            "invalid": ["", "Kv", "3kv", "_kv", "k/v", "k..v", "..", "x" * 65, "kv\n", "größe"],
+            "valid": ["kv", "a", "fp8-window", "rank-3", "a_b", "x" * 64],
+            "invalid": ["", "Kv", "3kv", "_kv", "k/v", "k.v", "..", "x" * 65, "kv\n", "größe"],
         },
         "key": {
             "valid": [key, key[:32], key * 2],
