@@ -206,8 +206,11 @@ class LocalNames:
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError as error:
-            # Linux answers EISDIR for a folder, other systems EPERM.
-            if error.errno not in (errno.EISDIR, errno.EPERM) or not os.path.isdir(full):
+            # Linux answers EISDIR for a folder, POSIX allows EPERM.
+            folder = error.errno == errno.EISDIR or (
+                error.errno == errno.EPERM and os.path.isdir(full) and not os.path.islink(full)
+            )
+            if not folder:
                 raise translate(error, "remove", full) from error
         else:
             return True

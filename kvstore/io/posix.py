@@ -102,7 +102,7 @@ class PosixEngine:
 
     def exists(self, path: str) -> bool:
         """Whether an object or folder is there; False also when the medium refuses to say."""
-        # Three substring tests instead of the whole check: this is called for every block looked up.
+        # A few quick tests instead of the whole check: this is called for every block looked up.
         if self._closed or "/." in path or "//" in path or path[:1] in _UNUSUAL or path[-1] == "/":
             self._open_name(path)
         try:
