@@ -10,11 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from kvstore.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
 
@@ -35,6 +34,8 @@ class ElementType:
     @property
     def numpy_carrier(self) -> np.dtype[Any]:
         """The carrier as a little-endian NumPy dtype."""
+        import numpy as np
+
         return np.dtype(self.carrier).newbyteorder("<")
 
     def torch_dtype(self) -> torch.dtype:

@@ -16,12 +16,13 @@ import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
-
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from typing import TYPE_CHECKING, Any, overload
 
 from kvstore.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import ArrayLike, NDArray
 
 ROOT_TAG = b"kvstore/v1/root\0"
 BLOCK_TAG = b"kvstore/v1/block"
@@ -217,6 +218,8 @@ def opaque_keys(keys: Sequence[bytes], scheme: KeyScheme) -> BlockKeys:
 
 
 def _token_ids(tokens: ArrayLike) -> NDArray[np.uint32]:
+    import numpy as np
+
     try:
         array: NDArray[Any] = np.asarray(tokens)
     except (ValueError, TypeError, OverflowError) as error:

@@ -13,18 +13,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
-from crc32c import crc32c
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from kvstore.errors import Corrupt, InvalidArgument
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 CRC_BYTES = 4
 INDEX_ENTRY_BYTES = 16
 ALIGNMENT = 4096
 MISSING = 0xFFFF_FFFF_FFFF_FFFF
 """Offset and length of an index entry whose chunk is absent (Zarr's own mark)."""
+
+
+def checksum(data: bytes | bytearray | memoryview, before: int = 0) -> int:
+    """CRC-32C of some bytes, or of ``before``'s bytes and these."""
+    # Imported here: a tool that reads records alone does without, and answers sooner.
+    from crc32c import crc32c
+
+    return crc32c(data, before)
 
 
 def slot_stride(chunk_bytes: int) -> int:
@@ -77,11 +86,13 @@ class ShardLayout:
 
     def encode_index(self) -> bytes:
         """The index of a shard in which no chunk is missing."""
+        import numpy as np
+
         table = np.empty((self.chunks, 2), dtype="<u8")
         table[:, 0] = np.arange(self.chunks, dtype=np.uint64) * np.uint64(self.stride)
         table[:, 1] = self.chunk_bytes + CRC_BYTES
         body = table.tobytes()
-        return body + crc32c(body).to_bytes(CRC_BYTES, "little")
+        return body + checksum(body).to_bytes(CRC_BYTES, "little")
 
 
 def decode_index(
@@ -102,11 +113,13 @@ def decode_index(
     Raises:
         Corrupt: wrong size or checksum, a missing chunk, or a chunk out of range or overlapping.
     """
+    import numpy as np
+
     wanted = chunks * INDEX_ENTRY_BYTES + CRC_BYTES
     if len(data) != wanted:
         raise Corrupt(f"{what}: the index has {len(data)} bytes; {chunks} chunks need {wanted}")
     body = data[:-CRC_BYTES]
-    stored, computed = int.from_bytes(data[-CRC_BYTES:], "little"), crc32c(body)
+    stored, computed = int.from_bytes(data[-CRC_BYTES:], "little"), checksum(body)
     if stored != computed:
         raise Corrupt(f"{what}: index checksum is {stored:08x}, its bytes give {computed:08x}")
     table = np.frombuffer(body, dtype="<u8").reshape(chunks, 2)
@@ -141,7 +154,7 @@ def join_chunks(layout: ShardLayout, chunks: Sequence[bytes]) -> bytes:
     for i, chunk in enumerate(chunks):
         at = layout.offset(i)
         out[at : at + len(chunk)] = chunk
-        out[at + len(chunk) : at + len(chunk) + CRC_BYTES] = crc32c(chunk).to_bytes(4, "little")
+        out[at + len(chunk) : at + len(chunk) + CRC_BYTES] = checksum(chunk).to_bytes(4, "little")
     return bytes(out) + layout.encode_index()
 
 
@@ -157,7 +170,7 @@ def split_chunks(layout: ShardLayout, shard: bytes, what: str = "shard") -> list
     for i, at in enumerate(offsets.tolist()):
         chunk = shard[at : at + layout.chunk_bytes]
         stored = shard[at + layout.chunk_bytes : at + layout.chunk_bytes + CRC_BYTES]
-        if crc32c(chunk).to_bytes(CRC_BYTES, "little") != stored:
+        if checksum(chunk).to_bytes(CRC_BYTES, "little") != stored:
             raise Corrupt(f"{what}: chunk {i} does not match its checksum")
         out.append(chunk)
     return out
