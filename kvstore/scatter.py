@@ -7,15 +7,16 @@ other devices a chunk is copied there once and spread by torch indexing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.buffers import PagedBuffers, Segment
+from kvstore.buffers import PagedBuffers
 from kvstore.placement import Placement
+from kvstore.segments import Segment
 
 if TYPE_CHECKING:
     import torch
@@ -41,9 +42,6 @@ def pages_of(buffers: PagedBuffers) -> Pages:
     return DevicePages(buffers)
 
 
-_Move = tuple[list[NDArray[Any]], list[NDArray[Any]], Any, Any]
-
-
 @dataclass(frozen=True, slots=True)
 class _Run:
     """How one segment moves: items of ``unit`` tokens if its tokens are contiguous, else of one."""
@@ -62,6 +60,27 @@ class _Run:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """Items of one head of one segment: 1-D, ``factor`` items a block; or [block, slot] if 0."""
+
+    run: _Run
+    factor: int
+    view: NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Chunks of a piece that move alike: their places in the piece, and where each goes."""
+
+    run: _Run
+    factor: int
+    moves: tuple[tuple[int, NDArray[Any]], ...]
+
+
+_MAX_BATCHES = 1 << 16
+
+
 class HostPages:
     """Pages in host memory."""
 
@@ -69,73 +88,85 @@ class HostPages:
         self._buffers = buffers
         self._token_bytes = buffers.group.token_bytes
         self._memory: dict[int, NDArray[np.uint8]] = {}
-        self._targets: dict[tuple[int, int, int], list[tuple[_Run, int, NDArray[Any]]]] = {}
+        self._targets: dict[tuple[int, int, int], list[_Target]] = {}
+        self._batches: dict[tuple[tuple[tuple[int, int], ...], int], tuple[_Batch, ...]] = {}
 
     def scatter(self, slots: Slots, where: Placement, data: memoryview, stride: int) -> None:
         """See :class:`Pages`."""
-        for sources, targets, index, select in self._moves(slots, where, data, stride):
-            for target, source in zip(targets, sources, strict=True):
-                target[index] = source if select is None else source[select]
+        if not len(where.block):
+            return
+        for batch in self._batches_of(slots, where.unit):
+            chunks, index, select = self._items(batch, where, data, len(slots), stride)
+            if select is None:
+                for i, view in batch.moves:
+                    view[index] = chunks[i]
+            else:
+                for i, view in batch.moves:
+                    view[index] = chunks[i][select]
 
     def gather(self, slots: Slots, where: Placement, data: memoryview, stride: int) -> None:
         """See :class:`Pages`."""
-        for sources, targets, index, select in self._moves(slots, where, data, stride):
-            for target, source in zip(targets, sources, strict=True):
-                if select is None:
-                    source[...] = target[index]
-                else:
-                    source[select] = target[index]
-
-    def _moves(
-        self, slots: Slots, where: Placement, data: memoryview, stride: int
-    ) -> Iterator[_Move]:
-        """For each segment: items of the chunks, target views, and the two index arrays."""
         if not len(where.block):
             return
-        targets = [self._target(layer, head, where.unit) for layer, head in slots]
-        single = where.split()
-        for s in range(len(targets[0])):
-            # Layers may differ in memory order, so the slots are grouped by how they move.
-            kinds = {(t[s][0], t[s][1]) for t in targets}
-            for run, factor in kinds:
-                rows = [i for i, t in enumerate(targets) if (t[s][0], t[s][1]) == (run, factor)]
-                w = where if run.whole else single
-                count = len(w.block) if w.source is None else int(w.source[-1]) + 1
-                item = w.unit * self._token_bytes
-                shape = (len(slots), count)
-                chunks: NDArray[Any] = np.ndarray(
-                    shape, f"V{run.nbytes}", data, run.content_offset, (stride, item)
-                )
-                index: Any = w.block * factor + w.slot if factor else (w.block, w.slot)
-                yield (
-                    [chunks[i] for i in rows],
-                    [targets[i][s][2] for i in rows],
-                    index,
-                    w.source,
-                )
+        for batch in self._batches_of(slots, where.unit):
+            chunks, index, select = self._items(batch, where, data, len(slots), stride)
+            columns: Any = slice(None) if select is None else select
+            for i, view in batch.moves:
+                chunks[i, columns] = view[index]
 
-    def _target(self, layer: int, head: int, unit: int) -> list[tuple[_Run, int, NDArray[Any]]]:
+    def _items(
+        self, batch: _Batch, where: Placement, data: memoryview, count: int, stride: int
+    ) -> tuple[NDArray[Any], Any, Any]:
+        """Items ``[chunk, unit]`` of the piece, index into the targets, units of a chunk used."""
+        w = where if batch.run.whole else where.split()
+        used = len(w.block) if w.source is None else int(w.source[-1]) + 1
+        chunks: NDArray[Any] = np.ndarray(
+            (count, used),
+            f"V{batch.run.nbytes}",
+            data,
+            batch.run.content_offset,
+            (stride, w.unit * self._token_bytes),
+        )
+        index: Any = w.block * batch.factor + w.slot if batch.factor else (w.block, w.slot)
+        return chunks, index, w.source
+
+    def _batches_of(self, slots: Slots, unit: int) -> tuple[_Batch, ...]:
+        """How the chunks of such a piece move; the same pieces come again with every extent."""
+        key = (tuple(slots), unit)
+        found = self._batches.get(key)
+        if found is None:
+            groups: dict[tuple[int, _Run, int], list[tuple[int, NDArray[Any]]]] = {}
+            for i, (layer, head) in enumerate(slots):
+                for s, target in enumerate(self._targets_of(layer, head, unit)):
+                    alike = groups.setdefault((s, target.run, target.factor), [])
+                    alike.append((i, target.view))
+            found = tuple(_Batch(run, f, tuple(moves)) for (_, run, f), moves in groups.items())
+            if len(self._batches) >= _MAX_BATCHES:
+                self._batches.clear()
+            self._batches[key] = found
+        return found
+
+    def _targets_of(self, layer: int, head: int, unit: int) -> list[_Target]:
         key = (layer, head, unit)
         found = self._targets.get(key)
         if found is None:
-            found = [self._view(s, head, unit) for s in self._buffers.layers[layer]]
+            found = [self._target(s, head, unit) for s in self._buffers.layers[layer]]
             self._targets[key] = found
         return found
 
-    def _view(self, s: Segment, head: int, unit: int) -> tuple[_Run, int, NDArray[Any]]:
-        """Items of one head: 1-D with a block factor where strides allow, else [block, slot]."""
+    def _target(self, s: Segment, head: int, unit: int) -> _Target:
         run = _Run.of(s, unit, self._token_bytes)
         slots = s.tokens // unit if run.whole else s.tokens
         memory = self._storage(s.tensor)
         start = s.address + head * s.head_stride
         dtype = f"V{run.nbytes}"
-        if s.block_stride % run.step == 0 and s.block_stride:
+        if run.step and s.block_stride and s.block_stride % run.step == 0:
             factor = s.block_stride // run.step
             length = (s.blocks - 1) * factor + slots
-            view: NDArray[Any] = np.ndarray((length,), dtype, memory.data, start, (run.step,))
-            return run, factor, view
-        view = np.ndarray((s.blocks, slots), dtype, memory.data, start, (s.block_stride, run.step))
-        return run, 0, view
+            flat: NDArray[Any] = np.ndarray((length,), dtype, memory.data, start, (run.step,))
+            return _Target(run, factor, flat)
+        shape, strides = (s.blocks, slots), (s.block_stride, run.step)
+        return _Target(run, 0, np.ndarray(shape, dtype, memory.data, start, strides))
 
     def _storage(self, tensor: torch.Tensor) -> NDArray[np.uint8]:
         """The whole memory that a tensor is a view of, as bytes."""

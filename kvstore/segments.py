@@ -1,0 +1,200 @@
+"""Segments: where the content parts of one layer lie in memory, and that they do not overlap.
+
+A content part is handed over as a strided tensor ``[block, head, token, element]``. Parts that lie
+next to each other, in memory and in canonical content, become one segment, which moves as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvstore.errors import InvalidArgument, NotCertified
+from kvstore.geometry import ContentPart, LayerGroup
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Content parts of one layer that lie next to each other, in memory and in canonical content.
+
+    Attributes:
+        tensor: the first part's view ``[block, head, token, element]``; keeps the memory alive.
+        address: bytes from the start of the tensor's storage to block 0, head 0, token 0.
+        nbytes: bytes for one token of one head.
+        content_offset: bytes into a token's canonical content.
+        blocks: engine blocks.
+        heads: local heads.
+        tokens: local tokens of one engine block.
+        block_stride: bytes from block to block; likewise for heads and tokens.
+    """
+
+    tensor: torch.Tensor
+    address: int
+    nbytes: int
+    content_offset: int
+    blocks: int
+    heads: int
+    tokens: int
+    block_stride: int
+    head_stride: int
+    token_stride: int
+
+
+def require_axes(tensor: torch.Tensor, what: str, axes: int) -> None:
+    """Refuse a tensor with another number of axes.
+
+    Raises:
+        InvalidArgument: as said; the message names the tensor as ``what``.
+    """
+    if tensor.ndim != axes:
+        raise InvalidArgument(
+            f"a {what} tensor has {axes} axes; this one has the shape {tuple(tensor.shape)}"
+        )
+
+
+def _check_view(part: ContentPart, view: torch.Tensor, where: str) -> None:
+    import torch
+
+    require_axes(view, f"{where}, part {part.name!r}:", 4)
+    raw = view.dtype in (torch.uint8, torch.int8) and view.shape[-1] == part.nbytes
+    if not raw and (view.dtype != part.element.torch_dtype() or view.shape[-1] != part.count):
+        raise InvalidArgument(
+            f"{where}, part {part.name!r}: {view.shape[-1]} elements of {view.dtype}, not "
+            f"{part.count} of {part.element.name} (or {part.nbytes} of uint8)"
+        )
+    if view.numel() == 0:
+        raise InvalidArgument(
+            f"{where}, part {part.name!r}: the shape {tuple(view.shape)} is empty"
+        )
+    if view.stride(-1) != 1 and view.shape[-1] > 1:
+        raise NotCertified(
+            f"{where}, part {part.name!r}: elements of one token are {view.stride(-1)} apart; only "
+            "pages whose content is contiguous within a token can be mapped. Convert them first",
+            reason="a token's elements are not contiguous",
+        )
+    steps = sorted(
+        ((s, n) for s, n in zip(view.stride()[:3], view.shape[:3], strict=True) if n > 1),
+    )
+    reach = view.shape[-1]
+    for stride, count in steps:
+        if stride < reach:
+            raise NotCertified(
+                f"{where}, part {part.name!r}: shape {tuple(view.shape)} with strides "
+                f"{tuple(view.stride())} overlaps itself, or cannot be shown not to",
+                reason="elements of the view overlap",
+            )
+        reach += stride * (count - 1)
+
+
+def segments_of(
+    group: LayerGroup, layer: int, views: Mapping[str, torch.Tensor]
+) -> tuple[Segment, ...]:
+    """The segments of one layer, out of its parts' views, in order of content.
+
+    Raises:
+        InvalidArgument: a view is missing, or its shape or dtype is not the part's.
+        NotCertified: elements overlap, or the bytes of one token are apart.
+    """
+    where = f"layer group {group.name!r}, layer {layer} of the rank"
+    names = [p.name for p in group.parts]
+    if sorted(views) != sorted(names):
+        raise InvalidArgument(f"{where}: views of parts {sorted(views)}, not {sorted(names)}")
+    out: list[Segment] = []
+    offset = 0
+    for part in group.parts:
+        view = views[part.name]
+        _check_view(part, view, where)
+        size = view.element_size()
+        segment = Segment(
+            tensor=view,
+            address=int(view.storage_offset()) * size,
+            nbytes=part.nbytes,
+            content_offset=offset,
+            blocks=view.shape[0],
+            heads=view.shape[1],
+            tokens=view.shape[2],
+            block_stride=view.stride(0) * size,
+            head_stride=view.stride(1) * size,
+            token_stride=view.stride(2) * size,
+        )
+        offset += part.nbytes
+        joined = _join(out[-1], segment) if out else None
+        if joined is None:
+            out.append(segment)
+        else:
+            out[-1] = joined
+    _check_apart(out, where)
+    return tuple(out)
+
+
+def _same_memory(a: Segment, b: Segment) -> bool:
+    return a.tensor.untyped_storage().data_ptr() == b.tensor.untyped_storage().data_ptr()
+
+
+def _join(a: Segment, b: Segment) -> Segment | None:
+    """One segment for two parts that follow each other in memory, in every token; else None."""
+    alike = all(
+        getattr(a, f) == getattr(b, f)
+        for f in ("blocks", "heads", "tokens", "block_stride", "head_stride", "token_stride")
+    )
+    if not alike or not _same_memory(a, b) or a.address + a.nbytes != b.address:
+        return None
+    return Segment(
+        a.tensor,
+        a.address,
+        a.nbytes + b.nbytes,
+        a.content_offset,
+        a.blocks,
+        a.heads,
+        a.tokens,
+        a.block_stride,
+        a.head_stride,
+        a.token_stride,
+    )
+
+
+def _check_apart(segments: Sequence[Segment], where: str) -> None:
+    """Parts must not share a byte: not even two views taken of one tensor by mistake."""
+    for i, a in enumerate(segments):
+        for b in segments[:i]:
+            if _same_memory(a, b) and not _disjoint(a, b):
+                raise NotCertified(
+                    f"{where}: the views of two content parts share memory, or cannot be shown not "
+                    "to; check how they were cut",
+                    reason="content parts overlap",
+                )
+
+
+def _disjoint(a: Segment, b: Segment) -> bool:
+    low, high = sorted((a, b), key=lambda s: s.address)
+    gap = high.address - low.address
+    if gap >= _reach(low):
+        return True
+    # Interleaved: with equal strides, the gap must fit in between some axis' steps on both sides.
+    steps = [
+        (a.block_stride, a.blocks),
+        (a.head_stride, a.heads),
+        (a.token_stride, a.tokens),
+    ]
+    if steps != [(b.block_stride, b.blocks), (b.head_stride, b.heads), (b.token_stride, b.tokens)]:
+        return False
+    inner_low, inner_high = low.nbytes, high.nbytes
+    for stride, count in sorted((s, n) for s, n in steps if n > 1):
+        if inner_low <= gap and gap + inner_high <= stride:
+            return True
+        inner_low += stride * (count - 1)
+        inner_high += stride * (count - 1)
+    return False
+
+
+def _reach(s: Segment) -> int:
+    return (
+        (s.blocks - 1) * s.block_stride
+        + (s.heads - 1) * s.head_stride
+        + (s.tokens - 1) * s.token_stride
+        + s.nbytes
+    )
