@@ -218,13 +218,23 @@ class Committer:
             self._fanouts.add(folder)
 
     def _refer(self, record: CommitRecord) -> None:
-        """Leave hints for the extent's inner blocks; without them, lookups only miss more."""
+        """Leave hints for the extent's inner blocks; without them, lookups only miss more.
+
+        A shorter extent that ended at such a block holds nothing that this one does not: a growing
+        conversation would leave one behind with every turn. It goes once the hint is there.
+        """
         source = self._names.record(record.key.hex())
         for block in record.blocks[:-1]:
+            name = block.hex()
             try:
-                self._engine.link(source, self._names.ref(block.hex()))
+                ref = self._names.ref(name)
+                if not self._engine.link(source, ref) and self._lookup.referred(name) is None:
+                    self._engine.discard(ref)  # it named an extent that is gone
+                    self._engine.link(source, ref)
+                if self._engine.exists(self._names.record(name)):
+                    self._engine.discard(self._names.extent(name))
             except (NotFound, StorageError) as error:
-                log.debug("no hint for block %s: %s", block.hex()[:16], error)
+                log.debug("no hint for block %s: %s", name[:16], error)
                 return
 
 

@@ -7,7 +7,9 @@ must hold the namespace, the group and the key under which it was found.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from kvstore.errors import Corrupt, FormatError
@@ -20,6 +22,7 @@ from kvstore.geometry import (
 )
 from kvstore.identity import Identity, parts_from_json, parts_to_json
 from kvstore.jsonform import Fields, compact, hex_bytes, parse
+from kvstore.keys import MAX_KEY_BYTES, KeyScheme
 from kvstore.paths import shard_name
 from kvstore.records import FORMAT, check_created, check_header, header
 from kvstore.shard import ShardLayout
@@ -132,7 +135,7 @@ def encode_extent(group: LayerGroup, record: CommitRecord) -> bytes:
         "tokens": blocks * group.block_tokens,
         "parts": parts_to_json(group.parts),
         "chunk_stride": record.chunk_stride,
-        "shards": [{"name": n, "bytes": size} for n, size in record.shards.items()],
+        "shards": _shards_to_json(record.shards),
         "parallel_invariant": record.parallel_invariant,
         "writer": {
             "software": record.writer.software,
@@ -183,14 +186,15 @@ def decode_extent(
     start = record.integer("start_block", 0, MAX_START_BLOCK)
     if start % group.extent_blocks:
         raise FormatError(f"{what}: start_block {start} is not a multiple of the extent's blocks")
-    parent = record.hex_bytes("parent", 1, 64)
-    root = identity.key_scheme.root
-    if (parent == root) != (start == 0) or (start and len(parent) != size) or parent in keys:
+    parent = record.hex_bytes("parent", 1, MAX_KEY_BYTES)
+    if not _may_precede(parent, start, identity.key_scheme) or parent in keys:
         raise FormatError(
             f"{what}: parent {parent.hex()} cannot be the key before block {start} of a sequence"
         )
     record.exactly("tokens", len(keys) * group.block_tokens)
-    if parts_from_json(record.array("parts", MAX_PARTS), what) != group.parts:
+    parts = record.array("parts", MAX_PARTS)
+    usual = repr(parts) == _expected(group, len(keys)).parts
+    if not usual and parts_from_json(parts, what) != group.parts:
         raise FormatError(f"{what}: content parts are not the layer group's")
     record.exactly("parallel_invariant", group.attention != "opaque")
     writer = record.fields("writer")
@@ -210,6 +214,13 @@ def decode_extent(
     )
 
 
+def _may_precede(parent: bytes, start: int, scheme: KeyScheme) -> bool:
+    """Whether a key may stand before block ``start``. Every salt has a root key of its own."""
+    if start:
+        return parent != scheme.root and len(parent) == scheme.key_bytes
+    return parent == scheme.root or (not scheme.opaque_keys and len(parent) == scheme.key_bytes)
+
+
 def _check_place(record: Fields, namespace: str, group: str, key: str | None) -> None:
     for name, here in (("namespace", namespace), ("group", group), ("key", key)):
         stored = record.text(name, 160)
@@ -220,7 +231,37 @@ def _check_place(record: Fields, namespace: str, group: str, key: str | None) ->
             )
 
 
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """What our own writers write, as ``repr`` text: comparing it is quick, and tells true from 1.
+
+    A record that looks otherwise may still be valid; it is then checked field by field.
+    """
+
+    array: str
+    parts: str
+    shards: str
+    stride: int
+
+
+@lru_cache(maxsize=256)
+def _expected(group: LayerGroup, blocks: int) -> _Expected:
+    return _Expected(
+        array=repr(_array(group, blocks)),
+        parts=repr(parts_to_json(group.parts)),
+        shards=repr(_shards_to_json(shard_sizes(group, blocks))),
+        stride=shard_layout(group, blocks).stride,
+    )
+
+
+def _shards_to_json(shards: Mapping[str, int]) -> list[dict[str, Any]]:
+    return [{"name": name, "bytes": size} for name, size in shards.items()]
+
+
 def _check_array(fields: Fields, group: LayerGroup, blocks: int) -> None:
+    found_array = {name: fields.value(name) for name in fields.names() if name != "attributes"}
+    if repr(found_array) == _expected(group, blocks).array:
+        return
     array = _array(group, blocks)
     for name, wanted in array.items():
         found = fields.value(name)
@@ -295,12 +336,16 @@ def _check_shards(
     record: Fields, group: LayerGroup, blocks: int, stride: int | None
 ) -> dict[str, int]:
     wanted = shard_sizes(group, blocks)
+    listed = record.array("shards", MAX_SHARDS)
+    expected = _expected(group, blocks)
+    if stride == expected.stride and repr(listed) == expected.shards:
+        return wanted
     layout = shard_layout(group, blocks)
     if stride is not None:
         layout = ShardLayout(layout.chunks, layout.chunk_bytes, stride)
     least = layout.chunks * (layout.chunk_bytes + 4) + layout.index_bytes
     shards: dict[str, int] = {}
-    for item in record.array("shards", MAX_SHARDS):
+    for item in listed:
         shard = Fields(item, f"{record.what}, shard")
         name = shard.text("name", 32)
         if name not in wanted:

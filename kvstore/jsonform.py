@@ -6,6 +6,7 @@ depth. A record that leans on a parser's leniency would mean different things to
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -205,8 +206,9 @@ def hex_bytes(value: object, low: int, high: int, what: str) -> bytes:
     Raises:
         FormatError: other characters, or fewer than ``low`` or more than ``high`` bytes.
     """
-    if isinstance(value, str) and len(value) % 2 == 0 and low <= len(value) // 2 <= high:
-        lower = "0123456789abcdef"
-        if all(c in lower for c in value):
-            return bytes.fromhex(value)
+    if isinstance(value, str) and low * 2 <= len(value) <= high * 2:
+        with contextlib.suppress(ValueError):
+            found = bytes.fromhex(value)
+            if found.hex() == value:  # fromhex takes capitals and spaces too
+                return found
     raise FormatError(f"{what}: {value!r:.80} is not lower-case hex of {low} to {high} bytes")

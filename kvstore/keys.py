@@ -79,6 +79,11 @@ class KeyScheme:
                 f"key_bytes is {self.key_bytes!r}; keys have {MIN_KEY_BYTES} to {MAX_KEY_BYTES}"
             )
 
+    @property
+    def opaque_keys(self) -> bool:
+        """Whether an engine makes the keys."""
+        return self.scheme == "opaque"
+
     @classmethod
     def sha256(cls, salt: bytes = b"") -> KeyScheme:
         """The store's own keys. ``salt`` keeps tenants apart: other salts, other keys."""

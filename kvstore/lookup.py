@@ -70,7 +70,7 @@ class Lookup:
     def holds(self, key: bytes) -> bool:
         """Whether the block of that key, and so every block before it in its extent, is stored."""
         name = key.hex()
-        return self._engine.exists(self._names.record(name)) or self._referred(name) is not None
+        return self._engine.exists(self._names.record(name)) or self.referred(name) is not None
 
     def extents(self, keys: BlockKeys) -> list[Hit]:
         """The extents that hold the leading blocks of ``keys``, up to the first gap."""
@@ -100,12 +100,12 @@ class Lookup:
             key = keys[stop - 1 - keys.start].hex()
             if self._engine.exists(self._names.record(key)):
                 return Hit(key, first, stop)
-            longer = self._referred(key)
+            longer = self.referred(key)
             if longer is not None:
                 return Hit(longer, first, stop)
         return None
 
-    def _referred(self, block_key: str) -> str | None:
+    def referred(self, block_key: str) -> str | None:
         """Key of an extent that holds a block before its last, if a hint names one that exists."""
         path = self._names.ref(block_key)
         if not self._engine.exists(path):

@@ -88,9 +88,10 @@ class Extent:
         need(keys == blocks and distinct and len(blocks) <= g.blocks, "record-blocks", blocks)
         need(blocks[-1] == key, "record-key", blocks[-1])
         need(r["start_block"] % g.blocks == 0, "record-start", r["start_block"])
-        first = r["start_block"] == 0
-        follows = (r["parent"] == namespace.scheme["root"]) == first and r["parent"] not in blocks
-        need(follows and (first or len(r["parent"]) == length), "record-parent", r["parent"])
+        first, rooted = r["start_block"] == 0, r["parent"] == namespace.scheme["root"]
+        salted = namespace.scheme["scheme"] != "opaque" and len(r["parent"]) == length
+        follows = rooted or salted if first else not rooted and len(r["parent"]) == length
+        need(follows and r["parent"] not in blocks, "record-parent", r["parent"])
         need(r["tokens"] == len(blocks) * g.json["block_tokens"], "record-tokens", r["tokens"])
         need(canonical(r["parts"]) == canonical(g.json["parts"]), "record-parts", r["parts"])
         need(r["parallel_invariant"] == (g.json["attention"] != "opaque"), "record-invariant")

@@ -21,7 +21,7 @@ from kvstore.extent import (
 )
 from kvstore.geometry import LayerGroup
 from kvstore.jsonform import compact
-from kvstore.keys import chain_keys
+from kvstore.keys import chain_keys, root_key
 
 HERE = "attributes.kvstore"
 IDENTITY = tiny_identity()
@@ -177,7 +177,6 @@ RECORD_REJECTED: Rejections = {
     "start-negative": (put(f"{HERE}.start_block", -4), FormatError, "'start_block' is -4"),
     "start-huge": (put(f"{HERE}.start_block", 1 << 60), FormatError, "'start_block' is"),
     "start-bool": (put(f"{HERE}.start_block", value=False), FormatError, "'start_block' is False"),
-    "start-first": (put(f"{HERE}.start_block", 0), FormatError, "cannot be the key before"),
     "tokens": (put(f"{HERE}.tokens", 11), FormatError, "'tokens' is 11, not 12"),
     "parts": (drop(f"{HERE}.parts.1"), FormatError, "are not the layer group's"),
     "part-count": (put(f"{HERE}.parts.0.count", 9), FormatError, "are not the layer group's"),
@@ -308,9 +307,13 @@ def test_an_extent_copied_to_another_key_is_corrupt(gqa: LayerGroup) -> None:
         decode(data, gqa, "00" * 32)
 
 
-def test_a_first_extent_follows_the_root(gqa: LayerGroup) -> None:
+def test_a_first_extent_follows_a_root(gqa: LayerGroup) -> None:
+    """Every salt has a root key of its own, so any key may be one; other lengths are none."""
     stored = valid(extent=0)
-    put(f"{HERE}.parent", "11" * 32)(stored)
+    salted = root_key(b"tenant-7")
+    put(f"{HERE}.parent", salted.hex())(stored)
+    assert decode(compact(stored), gqa).parent == salted
+    put(f"{HERE}.parent", "11" * 31)(stored)
     with pytest.raises(FormatError, match="cannot be the key before block 0"):
         decode(compact(stored), gqa)
 
