@@ -224,7 +224,8 @@ class Committer:
         conversation would leave one behind with every turn. It goes once the hint is there.
         """
         source = self._names.record(record.key.hex())
-        for block in record.blocks[:-1]:
+        # Backwards: once a shorter extent has gone, hints that name it are seen to be stale.
+        for block in reversed(record.blocks[:-1]):
             name = block.hex()
             try:
                 ref = self._names.ref(name)
