@@ -22,6 +22,11 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--full-matrix``: every pair of parallel configs, not a sample of them."""
+    parser.addoption("--full-matrix", action="store_true", help="every pair of configs")
+
+
 @pytest.fixture(params=sorted(GROUPS))
 def any_group(request: pytest.FixtureRequest) -> LayerGroup:
     """Each tiny group in turn."""
