@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -98,6 +99,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, progress: Console) -> int:
+    # Read when transformers and tqdm are imported, by whatever comes first: nothing is to be
+    # fetched, and one progress display is enough.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TQDM_DISABLE", "1")
     from rich.console import Console
 
     from kvstore.demo.matrix import parse_rows

@@ -124,7 +124,7 @@ class RankReport:
         started: monotonic clock of the machine when the work began, in seconds.
         ended: the same when it ended; opening the store and making buffers is outside.
         blocks: leading blocks that were stored or loaded.
-        nbytes: bytes written to the store or read from it.
+        nbytes: content bytes written to the store, or put into the rank's memory.
         troubles: blocks that could not be loaded, with the reason.
     """
 

@@ -90,9 +90,6 @@ def load_model(dtype: str, cache: Path | None) -> LoadedModel:
         DemoError: a package is missing.
     """
     source = weights_file()
-    # Read at import: nothing is to be fetched, and one progress display is enough.
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("TQDM_DISABLE", "1")
     import torch
     import transformers
 

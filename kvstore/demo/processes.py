@@ -42,7 +42,9 @@ def run_ranks(jobs: Sequence[Job], start_method: str, tick: Callable[[], None]) 
     try:
         for job in jobs:
             ours, theirs = context.Pipe()
-            process = context.Process(target=rank_module.serve, args=(theirs, job.to_json()))
+            process: BaseProcess = context.Process(
+                target=rank_module.serve, args=(theirs, job.to_json())
+            )
             process.start()
             # Ours must be the only copy but the rank's, or its death would not be noticed.
             theirs.close()

@@ -44,22 +44,24 @@ def _work(job: Job, connection: Connection) -> RankReport:
     torch.set_num_threads(1)
     loading = job.action == "load"
     pool = _pool(job, loading=loading)
-    store = kvstore.open(job.root, create=False, read_only=loading)
-    namespace = store.namespace(job.facts.identity(job.writer), create=False)
-    keys = namespace.keys(job.tokens)
-    buffers = _buffers(job, pool)
-    worker = namespace.worker(job.parallel, job.rank, buffers, session=SESSION)
-    connection.send_bytes(b"ready")
-    connection.recv_bytes()
-    started = time.monotonic()
-    if loading:
-        loaded = worker.load(keys, job.blocks)
+    with kvstore.open(job.root, create=False, read_only=loading) as store:
+        namespace = store.namespace(job.facts.identity(job.writer), create=False)
+        keys = namespace.keys(job.tokens)
+        buffers = _buffers(job, pool)
+        worker = namespace.worker(job.parallel, job.rank, buffers, session=SESSION)
+        connection.send_bytes(b"ready")
+        connection.recv_bytes()
+        started = time.monotonic()
+        if loading:
+            loaded = worker.load(keys, job.blocks)
+            ended = time.monotonic()
+            pool.tofile(job.pool)
+            troubles = [f"block {block}: {reason}" for block, reason in loaded.misses.items()]
+            return RankReport(started, ended, loaded.blocks, loaded.bytes_placed, troubles)
+        stored = worker.store(keys, job.blocks)
         ended = time.monotonic()
-        pool.tofile(job.pool)
-        troubles = [f"block {block}: {reason}" for block, reason in loaded.misses.items()]
-        return RankReport(started, ended, loaded.blocks, loaded.bytes_read, troubles)
-    stored = worker.store(keys, job.blocks)
-    return RankReport(started, time.monotonic(), len(keys), stored.bytes_written, [])
+        blocks = len(keys) - stored.unstored_blocks
+        return RankReport(started, ended, blocks, stored.bytes_written, [])
 
 
 def _pool(job: Job, *, loading: bool) -> Bits:

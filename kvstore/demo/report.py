@@ -21,7 +21,7 @@ class Outcome:
         row: the two engines.
         stored: the writer's outcome.
         load_seconds: lookup and load.
-        load_bytes: bytes read from the store by all ranks.
+        load_bytes: bytes put into the memory of all ranks.
         warm_seconds: lookup, load and one step: the time to the first token.
         verdict: what was found equal.
     """

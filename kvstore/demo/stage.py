@@ -75,7 +75,7 @@ class Loaded:
 
     Attributes:
         seconds: to look the prefix up, and from the first rank's start to the last one's end.
-        nbytes: bytes that the ranks read from the store.
+        nbytes: bytes put into the ranks' memory.
         pages: whether every rank's memory is as it should be, unused memory untouched.
         cache: the cache, put together from the ranks' memory.
     """
@@ -92,24 +92,26 @@ def store_as(stage: Stage, writer: Side) -> Stored:
     Raises:
         DemoError: a rank failed, or the store does not have all afterwards.
     """
-    store = kvstore.open(stage.root)
-    namespace = store.namespace(stage.facts.identity(str(writer)))
+    identity = stage.facts.identity(str(writer))
     jobs, private = [], 0
     for job, held, pool in _ranks(stage, "store", writer, writer):
         place(stage.cache, held, pool, job.style, job.blocks)
         pool.tofile(job.pool)
         jobs.append(job)
         private += len(held.layers) * len(held.heads) * len(held.tokens) * _token_bytes(stage)
-    reports = run_ranks(jobs, stage.start_method, stage.tick)
+    with kvstore.open(stage.root) as store:
+        namespace = store.namespace(identity)
+        keys = namespace.keys(stage.tokens)
+        reports = run_ranks(jobs, stage.start_method, stage.tick)
+        start = time.monotonic()
+        committed = namespace.commit(keys, writer.config, session=SESSION)
+        seconds = _span(reports) + time.monotonic() - start
+    if not committed.complete or any(report.blocks != len(keys) for report in reports):
+        missing = "; ".join(map(str, committed.missing)) or "blocks were left out"
+        raise DemoError(f"{writer} has stored, but not all of it is in the store: {missing}")
     _remove(jobs)
-    keys = namespace.keys(stage.tokens)
-    start = time.monotonic()
-    committed = namespace.commit(keys, writer.config, session=SESSION)
-    seconds = _span(reports) + time.monotonic() - start
-    if committed.missing:
-        raise DemoError(f"{writer} has stored, but the commit misses: {committed.missing}")
-    folder = stage.root / stage.facts.identity(str(writer)).namespace
-    disk = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    files = [path for path in (stage.root / identity.namespace).rglob("*") if path.is_file()]
+    disk = sum(path.stat().st_size for path in files)
     return Stored(seconds, disk, private, len(jobs))
 
 
@@ -119,12 +121,13 @@ def load_as(stage: Stage, writer: Side, reader: Side) -> Loaded:
     Raises:
         DemoError: a rank failed, or found less than the whole prefix.
     """
-    start = time.monotonic()
-    store = kvstore.open(stage.root, create=False, read_only=True)
-    namespace = store.namespace(stage.facts.identity(str(writer)), create=False)
-    keys = namespace.keys(stage.tokens)
-    found = namespace.match_prefix(keys)
-    lookup = time.monotonic() - start
+    identity = stage.facts.identity(str(writer))
+    with kvstore.open(stage.root, create=False, read_only=True) as store:
+        namespace = store.namespace(identity, create=False)
+        start = time.monotonic()
+        keys = namespace.keys(stage.tokens)
+        found = namespace.match_prefix(keys)
+        lookup = time.monotonic() - start
     if found.tokens != len(stage.tokens):
         raise DemoError(f"{writer} stored {len(stage.tokens)} tokens, but {found.tokens} are found")
     jobs = [job for job, _, _ in _ranks(stage, "load", writer, reader)]
