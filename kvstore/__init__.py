@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         StorageError,
         UnsupportedVersion,
     )
+    from kvstore.faults import Fault
     from kvstore.geometry import ContentPart, LayerGroup
     from kvstore.identity import Identity
     from kvstore.keys import BlockKeys, KeyScheme
@@ -47,6 +48,7 @@ __all__ = [
     "ContentPart",
     "Corrupt",
     "ExtentInfo",
+    "Fault",
     "FormatError",
     "GeometryMismatch",
     "Identity",
@@ -82,6 +84,7 @@ _HOME = {
         "buffers": "PagedBuffers",
         "errors": "Corrupt FormatError GeometryMismatch InvalidArgument KVStoreError NotCertified "
         "NotFound StorageError UnsupportedVersion",
+        "faults": "Fault",
         "geometry": "ContentPart LayerGroup",
         "identity": "Identity",
         "keys": "BlockKeys KeyScheme",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kvstore.commit import Committer
 from kvstore.errors import InvalidArgument, KVStoreError, NotFound, StorageError
 from kvstore.extent import CommitRecord
+from kvstore.faults import Fault
 from kvstore.geometry import LayerGroup
 from kvstore.identity import Identity
 from kvstore.jsonform import pretty
@@ -23,6 +24,7 @@ from kvstore.paths import RECORD, GroupPath, is_fanout, is_key
 from kvstore.report import CommitReport
 from kvstore.runtime import Runtime
 from kvstore.share import Share, certify, share_of
+from kvstore.verify import Progress, verify_store
 from kvstore.worker import Worker
 
 if TYPE_CHECKING:
@@ -270,6 +272,37 @@ class Namespace:
             engine.publish(names.extent(name), f"{target}/extent")
         except KVStoreError as error:
             log.warning("extent %s stays in place: %s", name, error)
+
+    def verify(
+        self,
+        *,
+        group: str | None = None,
+        key: str | bytes | None = None,
+        notes: bool = False,
+        progress: Progress | None = None,
+    ) -> Iterator[Fault]:
+        """Check every name, record and byte of the namespace; nothing is changed.
+
+        Args:
+            group: only this layer group.
+            key: only this extent.
+            notes: also yield what is no fault but worth knowing (:data:`kvstore.faults.NOTES`).
+            progress: called with bytes done and bytes in all.
+
+        Yields:
+            Every fault, as it is found.
+
+        Raises:
+            NotFound: no such layer group or extent.
+        """
+        found = verify_store(
+            self._runtime.engine,
+            namespace=self.name,
+            group=group,
+            key=None if key is None else _hex(key),
+            progress=progress,
+        )
+        return (fault for fault in found if notes or not fault.is_note)
 
     @property
     def groups(self) -> tuple[LayerGroup, ...]:

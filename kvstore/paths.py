@@ -31,6 +31,7 @@ _FANOUT = re.compile(r"[0-9a-f]{2}")
 _SHARD = re.compile(r"c\.(0|[1-9][0-9]{0,3})\.0\.(0|[1-9][0-9]{0,3})\.0\.0")
 _DONE = re.compile(r"(0|[1-9][0-9]{0,5})-(0|[1-9][0-9]{0,5})-(0|[1-9][0-9]{0,5})")
 _INFLIGHT = re.compile(r"((?:[0-9a-f]{2}){16,64})-([0-9a-f]{16})")
+_QUARANTINE = re.compile(r"((?:[0-9a-f]{2}){16,64})-([0-9a-f]{8})")
 _SLUG_JUNK = re.compile(r"[^a-z0-9.]+|\.{2,}")
 
 
@@ -188,4 +189,10 @@ def parse_done(name: str) -> tuple[int, int, int] | None:
 def parse_inflight(name: str) -> tuple[str, str] | None:
     """Extent key and writer id of an in-flight folder; None for other names."""
     match = _INFLIGHT.fullmatch(name)
+    return None if match is None else (match[1], match[2])
+
+
+def parse_quarantine(name: str) -> tuple[str, str] | None:
+    """Extent key and token of a folder in quarantine; None for other names."""
+    match = _QUARANTINE.fullmatch(name)
     return None if match is None else (match[1], match[2])

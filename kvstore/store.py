@@ -14,7 +14,7 @@ from kvstore.io.protocol import Engine
 from kvstore.io.select import open_engine
 from kvstore.jsonform import MAX_RECORD_BYTES
 from kvstore.namespace import Namespace
-from kvstore.paths import RECORD, is_namespace
+from kvstore.paths import INFLIGHT, QUARANTINE, RECORD, REFS, is_namespace
 from kvstore.records import NamespaceRecord, decode_store, encode_layer_group, encode_store
 from kvstore.runtime import Runtime
 from kvstore.version import SOFTWARE
@@ -155,6 +155,28 @@ class Store:
         for name in self.engine.list_dir(""):
             if is_namespace(name) and self.engine.exists(f"{name}/{RECORD}"):
                 yield name
+
+    def remove_namespace(self, name: str) -> bool:
+        """Remove a namespace: from one moment to the next, all of it is a miss for everyone.
+
+        Engines that use it at that time must be stopped first: what they commit later would lie in
+        a namespace without a record, which nobody finds.
+
+        Args:
+            name: its whole directory name. Its record need not be valid.
+
+        Returns:
+            False when it was not there.
+
+        Raises:
+            InvalidArgument: not the name of a namespace. StorageError: as named.
+        """
+        if not is_namespace(name):
+            raise InvalidArgument(f"{name!r:.160} is not a namespace's directory name")
+        removed = self.engine.discard(name)
+        for folder in (INFLIGHT, REFS, QUARANTINE):
+            self.engine.discard(f"{folder}/{name}")
+        return removed
 
     def close(self) -> None:
         """Release threads and memory. Workers of this store are of no use after it."""
