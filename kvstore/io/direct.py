@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 from typing import Literal, get_args
@@ -62,26 +63,27 @@ def _probe(root: str) -> bool:
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_DIRECT
     try:
         fd = os.open(path, flags, 0o600)
-    except OSError:
-        return _clean(path) and _probe_reading(root)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            _clean(path)  # some file systems make the file and then refuse the flag
+            return False
+        return _probe_reading(root)  # no space, no permission: that says nothing about reading
+    view = memoryview(mmap.mmap(-1, 2 * ALIGNMENT))
+    view[:ALIGNMENT] = os.urandom(ALIGNMENT)
     try:
-        with mmap.mmap(-1, 2 * ALIGNMENT) as memory, memoryview(memory) as view:
-            memory[:ALIGNMENT] = os.urandom(ALIGNMENT)
-            wrote = os.pwritev(fd, [view[:ALIGNMENT]], 0)
-            read = os.preadv(fd, [view[ALIGNMENT:]], 0)
-            return wrote == read == ALIGNMENT and memory[:ALIGNMENT] == memory[ALIGNMENT:]
+        wrote = os.pwritev(fd, [view[:ALIGNMENT]], 0)
+        read = os.preadv(fd, [view[ALIGNMENT:]], 0)
     except OSError:
         return False
     finally:
         os.close(fd)
         _clean(path)
+    return wrote == read == ALIGNMENT and view[:ALIGNMENT] == view[ALIGNMENT:]
 
 
-def _clean(path: str) -> bool:
-    # Some file systems make the file and then refuse the flag.
+def _clean(path: str) -> None:
     with contextlib.suppress(OSError):
         os.unlink(path)
-    return True
 
 
 def _probe_reading(root: str) -> bool:
@@ -97,8 +99,7 @@ def _probe_reading(root: str) -> bool:
             return True
         fd = os.open(path, flags)
         try:
-            with mmap.mmap(-1, ALIGNMENT) as memory, memoryview(memory) as view:
-                os.preadv(fd, [view], 0)
+            os.preadv(fd, [mmap.mmap(-1, ALIGNMENT)], 0)
         finally:
             os.close(fd)
     except OSError:

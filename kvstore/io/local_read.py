@@ -8,12 +8,15 @@ import os
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvstore.errors import Corrupt, InvalidArgument, KVStoreError
+from kvstore.errors import Corrupt, InvalidArgument, KVStoreError, StorageError
 from kvstore.io.direct import ALIGNMENT, DirectPolicy
 from kvstore.io.local_names import LocalNames, absent_or
 from kvstore.io.protocol import ByteRange, Consume
 from kvstore.io.residency import ResidencyProbe
 from kvstore.io.staging import Staging
+
+GIVEN_UP = StorageError("the read was given up before it was done")
+"""Result of a range whose batch was given up."""
 
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _BUFFERED = os.O_NONBLOCK
@@ -105,7 +108,7 @@ class RangeReader:
             view = self._fetch(offset + done, size)
             with gate as abandoned:
                 if abandoned:
-                    break
+                    return GIVEN_UP
                 try:
                     consume(index, done, view)
                 except Exception as error:  # noqa: BLE001 - the caller's own; it gets it back
@@ -187,7 +190,10 @@ class RangeReader:
         return view[skip : skip + size]
 
     def _fill(self, view: memoryview, position: int, need: int) -> None:
-        """Read until the first ``need`` bytes of the view are there; more may come."""
+        """Read until the first ``need`` bytes of the view are there; more may come.
+
+        An interrupted call needs no care: ``os.preadv`` repeats it (PEP 475).
+        """
         got = os.preadv(self._fd, (view,), position)
         while got < need:
             if self._fd_direct:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from kvstore.errors import Corrupt, InvalidArgument, NotFound, StorageError
 from kvstore.io.direct import DirectMode, DirectPolicy
 from kvstore.io.local_names import LocalNames, absent_or
-from kvstore.io.local_read import RangeReader, ReadSettings, Traffic
+from kvstore.io.local_read import GIVEN_UP, RangeReader, ReadSettings, Traffic
 from kvstore.io.local_write import create, write_runs, write_whole
 from kvstore.io.oserrors import translated
 from kvstore.io.protocol import Buffer, ByteRange, Consume
@@ -33,7 +33,6 @@ SMALL_BATCH_BYTES = 256 << 10
 _UNIT_BYTES = 4 << 20
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _UNUSUAL = ("", ".", "/")
-_PENDING: Exception = StorageError("not finished")
 
 
 class PosixEngine:
@@ -272,7 +271,7 @@ class PosixEngine:
         self, ranges: Sequence[ByteRange], consume: Consume
     ) -> list[Exception | None]:
         units = _units(ranges, self._threads)
-        results: list[Exception | None] = [_PENDING] * len(ranges)
+        results: list[Exception | None] = [GIVEN_UP] * len(ranges)
         settings = self._settings
         fatal: list[BaseException] = []
 
@@ -295,7 +294,7 @@ class PosixEngine:
             raise fatal[0]
         if in_time:
             return results
-        return [self._too_late() if result is _PENDING else result for result in list(results)]
+        return [self._too_late() if result is GIVEN_UP else result for result in list(results)]
 
     def _too_late(self) -> StorageError:
         return StorageError(
