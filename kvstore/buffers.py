@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from kvstore.errors import InvalidArgument, NotCertified
 from kvstore.geometry import LayerGroup
-from kvstore.segments import Segment, require_axes, segments_of
+from kvstore.segments import Segment, check_layers_apart, require_axes, segments_of
 from kvstore.share import Share
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ class PagedBuffers:
 
     Raises:
         InvalidArgument: a view is missing, or its shape or dtype is not the part's.
-        NotCertified: elements of a view overlap, or an element's bytes are apart.
+        NotCertified: elements of views overlap, within a layer or between layers, or a token's
+            elements are apart.
     """
 
     def __init__(self, group: LayerGroup, layers: Sequence[Mapping[str, torch.Tensor]]) -> None:
@@ -51,6 +52,7 @@ class PagedBuffers:
                 f"the layers lie on different devices: {sorted(map(str, devices))}"
             )
         self.device = devices.pop() if devices else None
+        check_layers_apart(group, self.layers)
 
     def __repr__(self) -> str:
         return (

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Iterable
 from datetime import UTC, datetime
 
 import numpy as np
@@ -96,12 +97,20 @@ class Committer:
                 continue
             wanted = self._contributors(config, model_layers, span.key, by_election)
             missing = self._missing(key, inflight, wanted)
+            published = False
             if missing is None:
-                record = self._record(keys, span, config, session)
-                published = self._publish(inflight, record)
-                (report.committed if published else report.already).append(key)
-            elif self._lookup.holds(span.key):
-                report.already.append(key)  # another process published it in between
+                try:
+                    published = self._publish(inflight, self._record(keys, span, config, session))
+                except NotFound:
+                    # The in-flight folder went while this went on: published, or cleaned up after.
+                    everyone = {rank for ranks in wanted.values() for rank, _ in ranks}
+                    missing = self._missing(key, inflight, wanted) or _awaited(
+                        key, wanted, everyone
+                    )
+            if published:
+                report.committed.append(key)
+            elif missing is None or self._lookup.holds(span.key):
+                report.already.append(key)  # another process published it
             else:
                 report.missing.append(missing)
         return report
@@ -141,7 +150,7 @@ class Committer:
                 ranks |= late
         if not shards:
             return None
-        return Missing(key, tuple(shards), tuple(r.replace("-", ".") for r in sorted(ranks)))
+        return _awaited(key, shards, ranks)
 
     def _record(
         self, keys: BlockKeys, span: Span, config: ParallelConfig, session: str
@@ -162,24 +171,26 @@ class Committer:
         )
 
     def _publish(self, inflight: InflightPath, record: CommitRecord) -> bool:
-        """Seal, record and publish one complete extent. False: another process was first."""
+        """Seal, record and publish one complete extent. False: another process was first.
+
+        Raises:
+            NotFound: the in-flight folder is gone.
+        """
         key = record.key.hex()
-        layout = shard_layout(self._group, len(record.blocks))
-        try:
-            self._seal(inflight, record, layout)
-            data = encode_extent(self._group, record)
-            reach("commit.before_record")
-            self._engine.write(f"{inflight.array}/{RECORD}", [data])
-            self._require_shards(inflight, record)
-            self._make_fanout(key)
-            reach("commit.before_publish")
-            published = self._engine.publish(inflight.array, self._names.extent(key))
-            reach("commit.after_publish")
-        except NotFound:
-            # The in-flight folder is gone: another process published it, or cleaned up after that.
-            if not self._lookup.holds(record.key):
-                raise
-            return False
+        final = self._names.extent(key)
+        self._seal(inflight, record, shard_layout(self._group, len(record.blocks)))
+        data = encode_extent(self._group, record)
+        reach("commit.before_record")
+        self._engine.write(f"{inflight.array}/{RECORD}", [data])
+        self._require_shards(inflight, record)
+        self._make_fanout(key)
+        reach("commit.before_publish")
+        published = self._engine.publish(inflight.array, final)
+        if not published and not self._engine.exists(self._names.record(key)):
+            # Something without a record has the name: no extent, but it would keep this one out.
+            self._engine.discard(final)
+            published = self._engine.publish(inflight.array, final)
+        reach("commit.after_publish")
         if published:
             self._refer(record)
         self._engine.discard(inflight.folder)
@@ -237,6 +248,10 @@ class Committer:
             except (NotFound, StorageError) as error:
                 log.debug("no hint for block %s: %s", name[:16], error)
                 return
+
+
+def _awaited(key: str, shards: Iterable[str], ranks: Iterable[str]) -> Missing:
+    return Missing(key, tuple(shards), tuple(r.replace("-", ".") for r in sorted(ranks)))
 
 
 def seal_shard(engine: Engine, inflight: InflightPath, name: str, layout: ShardLayout) -> None:

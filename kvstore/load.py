@@ -8,6 +8,7 @@ reason is reported, damage is quarantined, and nothing of it counts as loaded.
 
 from __future__ import annotations
 
+import errno
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +17,14 @@ from dataclasses import dataclass
 import numpy as np
 from crc32c import crc32c
 
-from kvstore.errors import Corrupt, FormatError, KVStoreError, NotFound, UnsupportedVersion
+from kvstore.errors import (
+    Corrupt,
+    FormatError,
+    KVStoreError,
+    NotFound,
+    StorageError,
+    UnsupportedVersion,
+)
 from kvstore.extent import CommitRecord
 from kvstore.geometry import LayerGroup
 from kvstore.io.protocol import ByteRange, Engine
@@ -90,8 +98,8 @@ class Loader:
         self._names = names
         self._share = share
         self._pages = pages
-        self._local_block_tokens = local_block_tokens
-        self._unit = unit_tokens(share.lattice, group.page_tokens, max(local_block_tokens, 1))
+        self._local_block_tokens = max(local_block_tokens, 1)
+        self._unit = unit_tokens(share.lattice, group.page_tokens, self._local_block_tokens)
         self._quarantine = quarantine
         self._verify = verify
 
@@ -129,6 +137,9 @@ class Loader:
         return record
 
     def _place(self, hit: Hit, record: CommitRecord, table: Ints) -> Placement:
+        if self._share.empty:
+            nothing = np.empty(0, dtype=np.int64)
+            return Placement(self._unit, None, nothing, nothing)
         n = self._group.page_tokens
         return place(
             self._share.lattice,
@@ -230,7 +241,15 @@ class Loader:
 
     def report_damage(self, key: str, error: KVStoreError) -> None:
         """Quarantine an extent if its bytes are at fault, not the medium or this release."""
-        if isinstance(error, FormatError) and not isinstance(error, UnsupportedVersion):
+        if isinstance(error, NotFound):
+            # Removed as a whole while it was read: nothing is wrong. A part of it gone: it is.
+            damaged = self._engine.exists(self._names.record(key))
+        elif isinstance(error, StorageError):
+            # Something else stands where a file of the extent belongs: a symbolic link, a folder.
+            damaged = error.errno in (errno.ELOOP, errno.EISDIR)
+        else:
+            damaged = isinstance(error, FormatError) and not isinstance(error, UnsupportedVersion)
+        if damaged:
             self._quarantine(key, str(error))
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvstore.errors import FormatError, NotFound
+from kvstore.errors import KVStoreError
 from kvstore.extent import CommitRecord, decode_extent
 from kvstore.geometry import LayerGroup
 from kvstore.identity import Identity
@@ -113,7 +113,7 @@ class Lookup:
         try:
             data = self._engine.get(path, MAX_RECORD_BYTES)
             found = decode_extent(data, self._identity, self._group, None, f"reference {path}")
-        except (NotFound, FormatError):
+        except KVStoreError:
             return None  # a hint: at worst a miss
         key = found.key.hex()
         held = any(k.hex() == block_key for k in found.blocks)

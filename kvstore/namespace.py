@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import secrets
 import uuid
@@ -80,7 +81,6 @@ class Namespace:
             )
             for g in identity.groups
         }
-        self._refused: set[tuple[str, str]] = set()
 
     def __repr__(self) -> str:
         return f"Namespace({self.name!r} at {self._runtime.engine.location!r})"
@@ -258,20 +258,33 @@ class Namespace:
         """Move an extent out of the way, with the reason; it is a miss from then on."""
         name = _hex(key)
         names = self._names[self.identity.group(group).name]
-        if (names.group, name) in self._refused:
-            return
-        self._refused.add((names.group, name))
-        self.counters["quarantined"] += 1
-        log.error("quarantined extent %s: %s", name, reason)
         engine = self._runtime.engine
         if engine.read_only:
+            log.error("damaged extent %s stays in place, read-only: %s", name, reason)
             return
         target = names.quarantine(name, secrets.token_hex(4))
         try:
+            # Moved first: whoever moves it, and nobody else, counts it and says why.
+            if not self._move_away(names.extent(name), f"{target}/extent"):
+                return
+            self.counters["quarantined"] += 1
+            log.error("quarantined extent %s: %s", name, reason)
             engine.create(f"{target}/reason.json", pretty({"key": name, "reason": reason}))
-            engine.publish(names.extent(name), f"{target}/extent")
         except KVStoreError as error:
             log.warning("extent %s stays in place: %s", name, error)
+
+    def _move_away(self, extent: str, target: str) -> bool:
+        """Move an extent's folder into quarantine. False: another process was first."""
+        engine = self._runtime.engine
+        try:
+            return engine.publish(extent, target)
+        except NotFound:
+            return False
+        except StorageError as error:
+            if error.errno != errno.ENOTDIR:
+                raise
+            # No folder but a symbolic link or a file, with nothing in it to keep.
+            return engine.discard(extent)
 
     def verify(
         self,

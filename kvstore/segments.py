@@ -169,6 +169,33 @@ def _check_apart(segments: Sequence[Segment], where: str) -> None:
                 )
 
 
+def check_layers_apart(group: LayerGroup, layers: Sequence[Sequence[Segment]]) -> None:
+    """Layers must not share a byte: one tensor handed over twice would be overwritten in silence.
+
+    Raises:
+        NotCertified: they do, or cannot be shown not to.
+    """
+    storages: dict[int, list[tuple[int, int, Segment]]] = {}
+    for i, segments in enumerate(layers):
+        for s in segments:
+            pointer = s.tensor.untyped_storage().data_ptr()
+            storages.setdefault(pointer, []).append((s.address, i, s))
+    for entries in storages.values():
+        entries.sort(key=lambda entry: entry[:2])
+        for at, (address, i, s) in enumerate(entries):
+            end = address + _reach(s)
+            for other, j, t in entries[at + 1 :]:
+                if other >= end:
+                    break
+                if i != j and not _disjoint(s, t):
+                    raise NotCertified(
+                        f"layer group {group.name!r}: the views of layers {min(i, j)} and "
+                        f"{max(i, j)} of the rank share memory, or cannot be shown not to; hand "
+                        "over each layer's own tensor",
+                        reason="layers overlap",
+                    )
+
+
 def _disjoint(a: Segment, b: Segment) -> bool:
     low, high = sorted((a, b), key=lambda s: s.address)
     gap = high.address - low.address

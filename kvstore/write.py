@@ -106,15 +106,15 @@ class Saver:
         started = time.perf_counter()
         present = not_elected = covered = written = extents = 0
         jobs: list[tuple[InflightPath, list[str], list[Future[int]]]] = []
-        for span in extent_spans(self._group, keys, tail=tail):
-            covered += span.stop - span.first
-            if self._lookup.holds(span.key):
-                present += 1
-            elif not is_writer(share, span.key):
-                not_elected += 1
-            elif not share.empty:
-                jobs.append(self._submit(span, table, share, rank))
         try:
+            for span in extent_spans(self._group, keys, tail=tail):
+                covered += span.stop - span.first
+                if self._lookup.holds(span.key):
+                    present += 1
+                elif not is_writer(share, span.key):
+                    not_elected += 1
+                elif not share.empty:
+                    jobs.append(self._submit(span, table, share, rank))
             for inflight, parts, futures in jobs:
                 written += sum(f.result() for f in futures)
                 if parts:
