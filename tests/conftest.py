@@ -16,7 +16,7 @@ settings.register_profile("ci", deadline=None, derandomize=True, max_examples=60
 settings.register_profile(
     "thorough",
     deadline=None,
-    max_examples=5000,
+    max_examples=1000,
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))

@@ -130,7 +130,7 @@ def test_slug_golden(model: str, wanted: str) -> None:
 @given(st.text() | st.text("aA1.-_/ ", max_size=80))
 def test_any_model_name_gives_a_namespaces_name(model: str) -> None:
     assert paths.is_namespace(f"{paths.slug(model)}-{'0' * 32}")
-    assert paths.slug(paths.slug(model)) == paths.slug(model)
+    assert len(paths.slug(model)) <= 64
 
 
 @given(st.integers(0, 9999), st.integers(0, 9999))
