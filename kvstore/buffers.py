@@ -7,11 +7,11 @@ out of the tensors of common layouts; nothing is copied, and memory order stays 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kvstore.errors import InvalidArgument, NotCertified
-from kvstore.geometry import LayerGroup
+from kvstore.geometry import ContentPart, LayerGroup
 from kvstore.segments import Segment, check_layers_apart, require_axes, segments_of
 from kvstore.share import Share
 
@@ -177,7 +177,7 @@ class PagedBuffers:
         out = []
         for layer in pools:
             views = {}
-            for part, pool in zip(group.parts, layer, strict=True):
+            for part, pool in _of_parts(group, layer):
                 require_axes(pool, "token pool", 3)
                 if pool.shape[0] % block_tokens:
                     raise InvalidArgument(
@@ -195,10 +195,19 @@ class PagedBuffers:
 
         A whole sequence is one block: the block ids of sequence ``i`` of the batch are ``[i]``.
         """
-        return cls(
-            group,
-            [{p.name: t for p, t in zip(group.parts, layer, strict=True)} for layer in layers],
+        return cls(group, [{p.name: t for p, t in _of_parts(group, layer)} for layer in layers])
+
+
+def _of_parts(
+    group: LayerGroup, tensors: Sequence[torch.Tensor]
+) -> Iterator[tuple[ContentPart, torch.Tensor]]:
+    """The group's parts with a layer's tensor for each."""
+    if len(tensors) != len(group.parts):
+        raise InvalidArgument(
+            f"a layer came with {len(tensors)} tensors; layer group {group.name!r} has "
+            f"{len(group.parts)} parts: {', '.join(p.name for p in group.parts)}"
         )
+    return zip(group.parts, tensors, strict=True)
 
 
 def _as_hnd(tensor: torch.Tensor, order: str, what: str, axes: int) -> torch.Tensor:

@@ -143,6 +143,8 @@ def _join(a: Segment, b: Segment) -> Segment | None:
     )
     if not alike or not _same_memory(a, b) or a.address + a.nbytes != b.address:
         return None
+    if not _disjoint(a, b):
+        return None  # next to each other within a token, and on top of each other across tokens
     return Segment(
         a.tensor,
         a.address,
@@ -210,12 +212,22 @@ def _disjoint(a: Segment, b: Segment) -> bool:
     if steps != [(b.block_stride, b.blocks), (b.head_stride, b.heads), (b.token_stride, b.tokens)]:
         return False
     inner_low, inner_high = low.nbytes, high.nbytes
-    for stride, count in sorted((s, n) for s, n in steps if n > 1):
-        if inner_low <= gap and gap + inner_high <= stride:
+    axes = sorted((s, n) for s, n in steps if n > 1)
+    for i, (stride, count) in enumerate(axes):
+        if inner_low <= gap and _fits(gap + inner_high, axes[i:]):
             return True
         inner_low += stride * (count - 1)
         inner_high += stride * (count - 1)
     return False
+
+
+def _fits(reach: int, axes: Sequence[tuple[int, int]]) -> bool:
+    """Whether something of ``reach`` bytes, repeated along axes (stride, count), keeps apart."""
+    for stride, count in axes:
+        if stride < reach:
+            return False
+        reach += stride * (count - 1)
+    return True
 
 
 def _reach(s: Segment) -> int:

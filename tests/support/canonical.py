@@ -7,9 +7,9 @@ import struct
 from pathlib import Path
 
 from crc32c import crc32c
-from support.pools import Bytes
 
 from kvstore.geometry import LayerGroup
+from support.pools import Bytes
 
 
 def shards(group: LayerGroup, truth: Bytes, first: int, stop: int) -> dict[str, bytes]:

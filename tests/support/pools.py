@@ -100,9 +100,7 @@ def packed_nhd(group: LayerGroup, layers: int, heads: int, blocks: int, tokens: 
 def packed_padded(group: LayerGroup, layers: int, heads: int, blocks: int, tokens: int) -> Pool:
     """Padding after each token, each head and each block, and before the first."""
     c = _content(group)
-    made = [
-        _tensor((blocks + 1, heads + 1, tokens + 3, c + 5), group, i) for i in range(layers)
-    ]
+    made = [_tensor((blocks + 1, heads + 1, tokens + 3, c + 5), group, i) for i in range(layers)]
     cut = [t[1:, :heads, 2 : 2 + tokens, 1 : 1 + c] for t, _ in made]
     buffers = PagedBuffers.packed(group, cut, order="hnd")
     views = [_by_part(group, _bytes(t)) for t in cut]

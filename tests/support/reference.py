@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from support.pools import Bytes, Pool
 
 from kvstore.geometry import LayerGroup
 from kvstore.parallel import ParallelConfig, Rank
+from support.pools import Bytes, Pool
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from support.pools import LAYOUTS, Bytes, Pool
-from support.reference import Held, held, put, truth_of
 
 import kvstore
 from kvstore import (
@@ -25,6 +23,8 @@ from kvstore import (
     StoreReport,
     Worker,
 )
+from support.pools import LAYOUTS, Bytes, Pool
+from support.reference import Held, held, put, truth_of
 
 ONE = ParallelConfig()
 
@@ -47,9 +47,7 @@ class Seat:
         """Put the sequence's content into the pool, as prefill would."""
         put(self.pool, self.group, self.held, truth, self.table)
 
-    def expect(
-        self, truth: Bytes, start: int, stop: int, layers: range | None = None
-    ) -> None:
+    def expect(self, truth: Bytes, start: int, stop: int, layers: range | None = None) -> None:
         """Tokens ``start`` to ``stop - 1`` are in the pool, and every other byte is as it was."""
         twin = LAYOUTS[self.layout](
             self.group,
@@ -200,9 +198,7 @@ class World:
         options.setdefault("durable", False)
         store = kvstore.open(self.root, **options)
         namespace = store.namespace(self.namespace.identity)
-        return World(
-            self.root, store, namespace, self.group, self.tokens, self.keys, self.truth
-        )
+        return World(self.root, store, namespace, self.group, self.tokens, self.keys, self.truth)
 
 
 def small_group(**changes: Any) -> LayerGroup:

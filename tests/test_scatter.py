@@ -1,0 +1,154 @@
+"""Scatter and gather, on the host and as on a device, against copies made token by token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.pools import LAYOUTS, Bytes, Pool, suits
+from support.world import small_group
+from tiny import GROUPS
+
+from kvstore.geometry import LayerGroup
+from kvstore.placement import Placement, place, unit_tokens
+from kvstore.scatter import DevicePages, HostPages, pages_of
+from kvstore.share import TokenLattice
+
+MOVERS = {"host": HostPages, "device": DevicePages}
+LATTICES = {
+    "whole": TokenLattice(),
+    "two": TokenLattice(2, 2, 1),
+    "fine": TokenLattice(1, 3, 2),
+    "coarse": TokenLattice(4, 2, 0),
+}
+TOKENS = 8
+"""Local tokens of an engine block; a multiple of every interleave above."""
+
+_PAIRS = [
+    (kind, layout)
+    for kind in ("gqa", "mla", "fp8", "mixed", "opaque")
+    for layout in LAYOUTS
+    if suits(layout, GROUPS[kind](), GROUPS[kind]().heads)
+]
+
+
+def _where(
+    group: LayerGroup, lattice: TokenLattice, blocks: int, start: int, stop: int
+) -> Placement:
+    table = np.random.default_rng(3).permutation(blocks)
+    unit = unit_tokens(lattice, group.block_tokens, TOKENS)
+    return place(lattice, unit, TOKENS, table, 0, start, stop)
+
+
+def _by_hand(pool: Pool, slots: Any, where: Placement, chunks: Bytes, *, out: bool) -> None:
+    """One token at a time, through the tests' own views; ``out``: from the chunks."""
+    single = where.split()
+    source = range(len(single.block)) if single.source is None else single.source
+    for i, (layer, head) in enumerate(slots):
+        for t, block, slot in zip(source, single.block, single.slot, strict=True):
+            at = 0
+            for part in pool.buffers.group.parts:
+                place_ = pool.views[layer][part.name][block, head, slot]
+                content = chunks[i, t, at : at + part.nbytes]
+                if out:
+                    place_[:] = content
+                else:
+                    content[:] = place_
+                at += part.nbytes
+
+
+@pytest.mark.parametrize("lattice", LATTICES)
+@pytest.mark.parametrize("mover", MOVERS)
+@pytest.mark.parametrize(("kind", "layout"), _PAIRS)
+def test_moves_what_it_should_and_nothing_else(
+    kind: str, layout: str, mover: str, lattice: str
+) -> None:
+    group = GROUPS[kind]()
+    tokens, gap = 24, 7
+    slots = [(1, h) for h in range(group.heads)] + [(0, 0)]
+    make = LAYOUTS[layout]
+    for start, stop in ((0, 24), (0, 16), (8, 20)):
+        pool = make(group, 2, group.heads, 5, TOKENS)
+        twin = make(group, 2, group.heads, 5, TOKENS)
+        where = _where(group, LATTICES[lattice], 5, start, stop)
+        size = tokens * group.token_bytes
+        raw = np.random.default_rng(9).integers(0, 256, len(slots) * (size + gap), dtype=np.uint8)
+        chunks = np.ndarray(
+            (len(slots), tokens, group.token_bytes),
+            np.uint8,
+            raw,
+            0,
+            (size + gap, group.token_bytes, 1),
+        )
+        MOVERS[mover](pool.buffers).scatter(slots, where, memoryview(raw), size + gap)
+        _by_hand(twin, slots, where, chunks, out=True)
+        assert pool.snapshot() == twin.snapshot()
+
+        found = raw.copy()
+        expected = raw.copy()
+        view = np.ndarray(chunks.shape, np.uint8, expected, 0, chunks.strides)
+        full = make(group, 2, group.heads, 5, TOKENS)
+        _by_hand(full, slots, where, view, out=False)
+        MOVERS[mover](full.buffers).gather(slots, where, memoryview(found), size + gap)
+        assert np.array_equal(found, expected)
+        assert not np.array_equal(found, raw) or not len(where.block)
+
+
+@settings(max_examples=40)
+@given(
+    layout=st.sampled_from(sorted(set(LAYOUTS) - {"latent"})),
+    lattice=st.sampled_from(sorted(LATTICES)),
+    start=st.integers(0, 5),
+    length=st.integers(1, 6),
+    seed=st.integers(0, 99),
+)
+def test_host_and_device_agree(
+    layout: str, lattice: str, start: int, length: int, seed: int
+) -> None:
+    group = small_group()
+    where = _where(group, LATTICES[lattice], 7, 4 * start, 4 * (start + length))
+    slots = [(layer, head) for layer in (2, 0) for head in (3, 1)]
+    stride = 4 * 12 * group.token_bytes + seed
+    raw = np.random.default_rng(seed).integers(0, 256, stride * len(slots), dtype=np.uint8)
+    ends = []
+    for mover in MOVERS.values():
+        pool = LAYOUTS[layout](group, 4, 4, 7, TOKENS)
+        mover(pool.buffers).scatter(slots, where, memoryview(raw), stride)
+        back = np.zeros_like(raw)
+        mover(pool.buffers).gather(slots, where, memoryview(back), stride)
+        ends.append((pool.snapshot(), back.tobytes()))
+    assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("mover", MOVERS)
+def test_what_is_scattered_is_gathered_again(mover: str) -> None:
+    group = small_group()
+    pool = LAYOUTS["packed-permuted"](group, 4, 4, 5, TOKENS)
+    where = _where(group, TokenLattice(), 5, 0, 24)
+    slots = [(layer, head) for layer in range(4) for head in range(4)]
+    stride = 24 * group.token_bytes
+    raw = np.random.default_rng(1).integers(0, 256, stride * 16, dtype=np.uint8)
+    pages = MOVERS[mover](pool.buffers)
+    pages.scatter(slots, where, memoryview(raw), stride)
+    back = np.zeros_like(raw)
+    pages.gather(slots, where, memoryview(back), stride)
+    assert np.array_equal(back, raw)
+
+
+def test_nothing_wanted_moves_nothing() -> None:
+    group = small_group()
+    pool = LAYOUTS["packed-hnd"](group, 4, 4, 5, TOKENS)
+    before = pool.snapshot()
+    where = place(TokenLattice(4, 8, 7), 4, TOKENS, np.array([0]), 0, 0, 4)
+    for mover in MOVERS.values():
+        mover(pool.buffers).scatter([(0, 0)], where, memoryview(b""), 0)
+        mover(pool.buffers).gather([(0, 0)], where, memoryview(b""), 0)
+    assert pool.snapshot() == before
+
+
+def test_host_memory_is_moved_by_the_host() -> None:
+    pool = LAYOUTS["packed-hnd"](small_group(), 4, 4, 5, TOKENS)
+    assert isinstance(pages_of(pool.buffers), HostPages)
