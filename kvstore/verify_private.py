@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from kvstore.catalog import quarantine_reason
 from kvstore.errors import FormatError, KVStoreError, NotFound
 from kvstore.extent import decode_extent
 from kvstore.faults import Fault
 from kvstore.identity import Identity
 from kvstore.io.protocol import Engine
-from kvstore.jsonform import MAX_RECORD_BYTES, parse
+from kvstore.jsonform import MAX_RECORD_BYTES
 from kvstore.paths import (
     INFLIGHT,
     PART_SUFFIX,
@@ -176,13 +177,3 @@ class _Look:
             self.note(path, "reference", what)
         elif not self._engine.exists(names.record(record.key.hex())):
             self.note(path, "reference", f"leads to extent {record.key.hex()}, which is gone")
-
-
-def quarantine_reason(engine: Engine, names: GroupPath, key: str, token: str) -> str:
-    """Why an extent is in quarantine, in the words of the load that put it there."""
-    path = f"{names.quarantine(key, token)}/reason.json"
-    try:
-        reason = parse(engine.get(path, MAX_RECORD_BYTES), "reason").get("reason")
-    except KVStoreError as error:
-        return f"its reason cannot be read: {error}"
-    return reason if isinstance(reason, str) else "it holds no reason"
