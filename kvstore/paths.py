@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import string
 from dataclasses import dataclass
 
 from kvstore.errors import FormatError, InvalidArgument
@@ -32,6 +33,7 @@ _SHARD = re.compile(r"c\.(0|[1-9][0-9]{0,3})\.0\.(0|[1-9][0-9]{0,3})\.0\.0")
 _DONE = re.compile(r"(0|[1-9][0-9]{0,5})-(0|[1-9][0-9]{0,5})-(0|[1-9][0-9]{0,5})")
 _INFLIGHT = re.compile(r"((?:[0-9a-f]{2}){16,64})-([0-9a-f]{16})")
 _QUARANTINE = re.compile(r"((?:[0-9a-f]{2}){16,64})-([0-9a-f]{8})")
+_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 _SLUG_JUNK = re.compile(r"[^a-z0-9.]+|\.{2,}")
 
 
@@ -139,7 +141,8 @@ def writer_id(session: str, config: str) -> str:
 
 def slug(model: str) -> str:
     """The readable part of a namespace's name."""
-    text = _SLUG_JUNK.sub("-", model.lower())[:64].strip("-.")
+    # ASCII letters alone change case: Unicode's rules have versions, and names must not.
+    text = _SLUG_JUNK.sub("-", model.translate(_LOWER))[:64].strip("-.")
     return text or "model"
 
 

@@ -161,13 +161,17 @@ def join_chunks(layout: ShardLayout, chunks: Sequence[bytes]) -> bytes:
 def split_chunks(layout: ShardLayout, shard: bytes, what: str = "shard") -> list[bytes]:
     """Chunks out of a whole shard, through its index, each checked.
 
+    A layout with stride 0 lets chunks lie anywhere: only the index says where.
+
     Raises:
-        Corrupt: the index or a chunk is damaged.
+        Corrupt: the index or a chunk is damaged, or the index disagrees with the stride.
     """
     tail = shard[-layout.index_bytes :]
     offsets = decode_index(tail, layout.chunks, layout.chunk_bytes, len(shard), what)
     out = []
     for i, at in enumerate(offsets.tolist()):
+        if layout.stride and at != layout.offset(i):
+            raise Corrupt(f"{what}: chunk {i} is at {at}; the stride puts it at {layout.offset(i)}")
         chunk = shard[at : at + layout.chunk_bytes]
         stored = shard[at + layout.chunk_bytes : at + layout.chunk_bytes + CRC_BYTES]
         if checksum(chunk).to_bytes(CRC_BYTES, "little") != stored:

@@ -114,6 +114,7 @@ def test_every_group_that_geometry_takes_has_a_path(name: str) -> None:
         ("a..b", "a-b"),
         ("a. .b", "a.-.b"),
         ("Ünï çødé", "n-d"),
+        ("\u0130stan\u212a", "stan"),  # letters whose lower case is ASCII only by Unicode's rules
         ("...", "model"),
         ("", "model"),
         ("模型", "model"),
@@ -189,6 +190,13 @@ def test_inflight_names_round_trip() -> None:
     assert paths.parse_inflight(name) == (KEY, WRITER)
     for bad in (KEY, f"{KEY}-", f"{KEY}-{WRITER}0", f"{KEY}{WRITER}", f"x{name}", f"{name}\n"):
         assert paths.parse_inflight(bad) is None
+
+
+def test_quarantine_names_round_trip() -> None:
+    name = GROUP.quarantine(KEY, "0badcafe").rsplit("/", 1)[1]
+    assert paths.parse_quarantine(name) == (KEY, "0badcafe")
+    for bad in (KEY, f"{KEY}-", f"{name}0", f"x{name}", f"{name}\n", f"{KEY}-{WRITER}"):
+        assert paths.parse_quarantine(bad) is None
 
 
 def test_fanout_names() -> None:

@@ -100,6 +100,14 @@ def test_chunks_may_lie_anywhere_before_the_index() -> None:
     assert offsets.tolist() == [30, 0, 14]
 
 
+def test_an_index_must_agree_with_the_stride() -> None:
+    swapped = [CHUNKS[1], CHUNKS[0], CHUNKS[2]]
+    shard = join_chunks(LAYOUT, swapped)[: LAYOUT.index_offset] + index([(8, 8), (0, 8), (16, 8)])
+    assert split_chunks(ShardLayout(3, 4, 0), shard, "shard") == CHUNKS
+    with pytest.raises(Corrupt, match="chunk 0 is at 8; the stride puts it at 0"):
+        split_chunks(LAYOUT, shard)
+
+
 M = 0xFFFF_FFFF_FFFF_FFFF
 GOOD = [(0, 8), (8, 8), (16, 8)]
 REJECTED = {
