@@ -3,7 +3,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvstore.demo.errors import DemoError
 from kvstore.demo.matrix import DEFAULT_TEXTS, parse_rows
 from kvstore.demo.placement import (
     POISON,
@@ -14,6 +13,7 @@ from kvstore.demo.placement import (
     place,
     shuffled_blocks,
 )
+from kvstore.errors import InvalidArgument
 from kvstore.geometry import LayerGroup
 from kvstore.layout import PageLayout
 from kvstore.parallel import ParallelConfig
@@ -94,5 +94,5 @@ def test_a_row_of_ones_own():
 
 @pytest.mark.parametrize("text", ["tp=3", "tp=3 -> tp=1 -> tp=2", "tp=3@hdn-packed -> tp=1"])
 def test_a_row_that_is_not_one_is_refused(text: str):
-    with pytest.raises(DemoError, match=r"WRITER -> READER|page layout"):
+    with pytest.raises(InvalidArgument, match=r"WRITER -> READER|page layout"):
         parse_rows([text])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,16 +84,32 @@ def resume(
 def _continue(
     model: Any, cache: Any, rest: list[int], steps: int, tick: Callable[[], None]
 ) -> Continuation:
-    start = time.perf_counter()
-    logits = [_forward(model, rest, cache)]
-    tokens = [int(logits[0].argmax())]
-    first = time.perf_counter() - start
-    tick()
-    while len(tokens) < steps:
-        logits.append(_forward(model, tokens[-1:], cache))
-        tokens.append(int(logits[-1].argmax()))
+    with _one_thread():
+        start = time.perf_counter()
+        logits = [_forward(model, rest, cache)]
+        tokens = [int(logits[0].argmax())]
+        first = time.perf_counter() - start
         tick()
+        while len(tokens) < steps:
+            logits.append(_forward(model, tokens[-1:], cache))
+            tokens.append(int(logits[-1].argmax()))
+            tick()
     return Continuation(tokens, torch.stack(logits), first)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """One thread, which is all that steps of a few tokens can use.
+
+    More would wait for each other at every operation, and on a busy machine for tens of times
+    longer than the work takes.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _forward(model: Any, tokens: list[int], cache: Any) -> torch.Tensor:

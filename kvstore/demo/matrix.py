@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvstore.demo.errors import DemoError
 from kvstore.demo.placement import PageStyle
+from kvstore.errors import InvalidArgument
 from kvstore.parallel import ParallelConfig
 
 ARROW = "->"
@@ -52,14 +52,15 @@ def parse_rows(texts: list[str]) -> list[Row]:
         texts: the rows; none for the demonstration's own.
 
     Raises:
-        DemoError: a text is not of that form.
-        InvalidArgument: a config is not valid.
+        InvalidArgument: a text is not of that form, or a config is not valid.
     """
     rows = []
     for text in texts or DEFAULT_TEXTS:
         sides = text.split(ARROW)
         if len(sides) != 2:
-            raise DemoError(f"{text!r} is not of the form WRITER -> READER, as in 'tp=3 -> tp=1'")
+            raise InvalidArgument(
+                f"{text!r} is not of the form WRITER -> READER, as in 'tp=3 -> tp=1'"
+            )
         rows.append(Row(_side(sides[0], "hnd-packed"), _side(sides[1], "nhd-split")))
     return rows
 

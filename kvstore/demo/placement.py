@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.demo.bits import Bits
-from kvstore.demo.errors import DemoError
+from kvstore.errors import InvalidArgument
 from kvstore.parallel import ParallelConfig, Rank
 
 POISON = 0xA5
@@ -30,7 +30,7 @@ class PageStyle:
         block_tokens: tokens of one block, as the rank counts its own.
 
     Raises:
-        DemoError: ``order`` or ``parts`` is unknown.
+        InvalidArgument: ``order`` or ``parts`` is unknown.
     """
 
     order: str = "hnd"
@@ -39,7 +39,7 @@ class PageStyle:
 
     def __post_init__(self) -> None:
         if self.order not in ("hnd", "nhd") or self.parts not in ("packed", "split"):
-            raise DemoError(
+            raise InvalidArgument(
                 f"page layout {self}: use hnd-packed, nhd-packed, hnd-split or nhd-split"
             )
 

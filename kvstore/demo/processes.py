@@ -77,5 +77,5 @@ def _hear(job: Job, connection: Connection) -> bytes:
     except (EOFError, ConnectionError) as error:
         raise DemoError(f"{who}, died") from error
     if message.startswith(b'{"error"'):
-        raise DemoError(f"{who}, failed:\n{json.loads(message)['error']}")
+        raise DemoError(f"{who}, failed: {json.loads(message)['error']}")
     return message

@@ -5,10 +5,11 @@ from __future__ import annotations
 from importlib.resources import files
 from itertools import cycle, islice
 
-from kvstore.demo.errors import DemoError
 from kvstore.demo.model import LoadedModel
+from kvstore.errors import InvalidArgument
 
-QUESTION = "Answer from the handbook above. What wood are the cogs of the great spur wheel made of?"
+QUESTION = "Which three villages does the mill serve?"
+"""Its answer stands near the start of the document, so it can only come out of the stored cache."""
 
 MIN_TOKENS = 128
 
@@ -23,7 +24,7 @@ def prompt_tokens(loaded: LoadedModel, tokens: int | None, reserve: int) -> list
         reserve: tokens that are to be generated after it.
 
     Raises:
-        DemoError: the length is below 128, or more than the model has positions for.
+        InvalidArgument: the length is below 128, or more than the model has positions for.
     """
     tokenizer = loaded.tokenizer
     document = files("kvstore.demo").joinpath("document.txt").read_text(encoding="utf-8")
@@ -45,4 +46,4 @@ def prompt_tokens(loaded: LoadedModel, tokens: int | None, reserve: int) -> list
 
 def _check_length(tokens: int, most: int) -> None:
     if not MIN_TOKENS <= tokens <= most:
-        raise DemoError(f"--tokens is {tokens}; it must be from {MIN_TOKENS} to {most}")
+        raise InvalidArgument(f"--tokens is {tokens}; it must be from {MIN_TOKENS} to {most}")

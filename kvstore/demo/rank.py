@@ -19,6 +19,7 @@ from kvstore.demo.bits import Bits
 from kvstore.demo.job import SESSION, Job, RankReport
 from kvstore.demo.placement import POISON
 from kvstore.elements import element
+from kvstore.errors import KVStoreError
 
 _SIGNED = {4: np.int32, 2: np.int16}
 """NumPy has no bfloat16, and torch takes signed integers of every width."""
@@ -34,8 +35,11 @@ def serve(connection: Connection, text: str) -> None:
     try:
         report = _work(Job.from_json(text), connection)
         connection.send_bytes(report.to_json().encode())
-    except BaseException:  # noqa: BLE001 - whatever it was, the starter tells the user
-        connection.send_bytes(json.dumps({"error": traceback.format_exc()}).encode())
+    except BaseException as error:  # noqa: BLE001 - whatever it was, the starter tells the user
+        if not isinstance(error, KVStoreError):
+            traceback.print_exc()
+        text = f"{type(error).__name__}: {error}"
+        connection.send_bytes(json.dumps({"error": text}).encode())
     finally:
         connection.close()
 

@@ -14,13 +14,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kvstore.demo.bits import Bits
 from kvstore.demo.check import compare
-from kvstore.demo.generation import prefill, resume
+from kvstore.demo.generation import Reference, prefill, resume
 from kvstore.demo.job import CacheFacts
 from kvstore.demo.matrix import Row, Side
 from kvstore.demo.model import MODEL_NAME, LoadedModel, load_model
-from kvstore.demo.prompt import prompt_tokens
+from kvstore.demo.prompt import QUESTION, prompt_tokens
 from kvstore.demo.report import Outcome, Report
 from kvstore.demo.stage import Stage, Stored, load_as, store_as
+from kvstore.errors import InvalidArgument
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,72 +85,79 @@ class _Show:
         self._loaded = loaded
         self._progress = progress
         self._scratch = scratch
-
-    def run(self) -> Report:
-        options, loaded = self._options, self._loaded
         prompt = prompt_tokens(loaded, options.tokens, options.new_tokens)
         # Only full blocks have keys, and the model needs one token to go on from.
         whole = (len(prompt) - 1) // options.block_tokens * options.block_tokens
-        prefix, rest = prompt[:whole], prompt[whole:]
-        tick = self._bar(f"computing {len(prompt):,} tokens", 1 + options.new_tokens)
-        computed = prefill(loaded, prefix, rest, options.new_tokens, tick)
+        self._prefix, self._rest = prompt[:whole], prompt[whole:]
+        if not self._prefix:
+            raise InvalidArgument(
+                f"a prompt of {len(prompt)} tokens has no full block of {options.block_tokens}; "
+                "choose a longer one with --tokens, or a smaller --block-tokens"
+            )
+
+    def run(self) -> Report:
+        options, loaded = self._options, self._loaded
+        length = len(self._prefix) + len(self._rest)
+        tick = self._bar(f"computing {length:,} tokens", 1 + options.new_tokens)
+        computed = prefill(loaded, self._prefix, self._rest, options.new_tokens, tick)
+        stage = self._stage(computed.cache)
+        outcomes: list[Outcome] = []
+        written: dict[Side, Stored] = {}
+        for row in options.rows:
+            if row.writer not in written:
+                tick = self._bar(f"{row.writer} stores", row.writer.config.world_size)
+                written[row.writer] = store_as(replace(stage, tick=tick), row.writer)
+            outcomes.append(self._row(stage, row, written[row.writer], computed))
+        answer = loaded.tokenizer.decode(computed.continuation.tokens)
+        return Report(
+            model=MODEL_NAME,
+            weights_digest=loaded.digest,
+            dtype=options.dtype,
+            prompt_tokens=length,
+            prefix_tokens=len(self._prefix),
+            cache_bytes=computed.cache.nbytes,
+            new_tokens=options.new_tokens,
+            cold_seconds=computed.prefill_seconds + computed.continuation.first_seconds,
+            question=QUESTION,
+            answer=answer.split(loaded.tokenizer.eos_token)[0].strip(),
+            outcomes=outcomes,
+        )
+
+    def _stage(self, cache: Bits) -> Stage:
+        loaded = self._loaded
         facts = CacheFacts(
             model=MODEL_NAME,
             weights_digest=loaded.digest,
             layers=loaded.layers,
             heads=loaded.heads,
             head_size=loaded.head_size,
-            element=options.dtype,
-            block_tokens=options.block_tokens,
+            element=self._options.dtype,
+            block_tokens=self._options.block_tokens,
         )
-        outcomes: list[Outcome] = []
-        written: dict[Side, Stored] = {}
-        for row in options.rows:
-            stage = Stage(
-                root=options.root or self._scratch / "store",
-                work=self._scratch,
-                facts=facts,
-                cache=computed.cache,
-                tokens=prefix,
-                start_method=options.start_method,
-                tick=lambda: None,
-            )
-            if row.writer not in written:
-                bar = self._bar(f"{row.writer} stores", row.writer.config.world_size)
-                written[row.writer] = store_as(replace(stage, tick=bar), row.writer)
-            bar = self._bar(
-                f"{row.writer} -> {row.reader}", row.reader.config.world_size + options.new_tokens
-            )
-            read = load_as(replace(stage, tick=bar), row.writer, row.reader)
-            cache = swap_heads(read.cache) if options.sabotage else read.cache
-            resumed = resume(loaded, cache, rest, options.new_tokens, bar)
-            outcomes.append(
-                Outcome(
-                    row=row,
-                    stored=written[row.writer],
-                    load_seconds=read.seconds,
-                    load_bytes=read.nbytes,
-                    warm_seconds=read.seconds + resumed.first_seconds,
-                    verdict=compare(
-                        (computed.cache, computed.continuation),
-                        (cache, resumed),
-                        pages=read.pages,
-                    ),
-                )
-            )
-        answer = loaded.tokenizer.decode(computed.continuation.tokens)
-        return Report(
-            model=MODEL_NAME,
-            weights_digest=loaded.digest,
-            dtype=options.dtype,
-            prompt_tokens=len(prompt),
-            prefix_tokens=len(prefix),
-            cache_bytes=computed.cache.nbytes,
-            new_tokens=options.new_tokens,
-            cold_seconds=computed.prefill_seconds + computed.continuation.first_seconds,
-            answer=answer.split(loaded.tokenizer.eos_token)[0].strip(),
-            outcomes=outcomes,
-            seconds=0.0,
+        return Stage(
+            root=self._options.root or self._scratch / "store",
+            work=self._scratch,
+            facts=facts,
+            cache=cache,
+            tokens=self._prefix,
+            start_method=self._options.start_method,
+            tick=lambda: None,
+        )
+
+    def _row(self, stage: Stage, row: Row, stored: Stored, computed: Reference) -> Outcome:
+        steps = self._options.new_tokens
+        tick = self._bar(f"{row.writer} -> {row.reader}", row.reader.config.world_size + steps)
+        read = load_as(replace(stage, tick=tick), row.writer, row.reader)
+        cache = swap_heads(read.cache) if self._options.sabotage else read.cache
+        resumed = resume(self._loaded, cache, self._rest, steps, tick)
+        reference = (computed.cache, computed.continuation)
+        return Outcome(
+            row=row,
+            stored=stored,
+            load_seconds=read.seconds,
+            load_bytes=read.nbytes,
+            warm_seconds=read.seconds + resumed.first_seconds,
+            verdict=compare(reference, (cache, resumed), pages=read.pages),
         )
 
     def _bar(self, what: str, total: int) -> Callable[[], None]:

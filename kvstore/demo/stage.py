@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -153,10 +153,11 @@ def _ranks(
 ) -> Iterator[tuple[Job, Holding, Bits]]:
     """Each rank of a side: its job, what it holds, and its memory, all poison."""
     layers, heads, tokens = stage.cache.shape[:3]
+    style = replace(side.style, block_tokens=stage.facts.block_tokens)
     for rank in side.config.ranks():
         number = side.config.number(rank)
         held = holding(side.config, rank, layers, heads, tokens)
-        pool = new_pool(stage.cache, held, side.style)
+        pool = new_pool(stage.cache, held, style)
         seed = number + (_STORE_SEED if action == "store" else _LOAD_SEED)
         job = Job(
             action=action,
@@ -165,12 +166,12 @@ def _ranks(
             writer=str(writer),
             config=str(side.config),
             number=number,
-            order=side.style.order,
-            parts=side.style.parts,
+            order=style.order,
+            parts=style.parts,
             shape=pool.shape,
             pool=str(stage.work / f"{action}-{number}.pages"),
             tokens=stage.tokens,
-            blocks=shuffled_blocks(pool, held, side.style, seed),
+            blocks=shuffled_blocks(pool, held, style, seed),
         )
         yield job, held, pool
 
