@@ -6,6 +6,7 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from kvstore.cli.declare import Subparsers, add_command
 from kvstore.cli.text import printable, say, say_json
 
 if TYPE_CHECKING:
@@ -24,20 +25,19 @@ With --json, one object:
 _MARKS = {"ok": "ok", "lacking": "--", "failed": "FAILED", "info": ""}
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
     """Declare the command."""
-    parser = subparsers.add_parser(
+    parser = add_command(
+        subparsers,
         "doctor",
-        help="what this machine and a folder can do, and what to do about it",
+        summary="what this machine and a folder can do, and what to do about it",
         description="Try, in a folder with or without a store, what a store needs and what makes "
         "it fast; look at the machine and its software. Leaves nothing behind. Takes seconds: "
         "torch and kvikio are imported in processes of their own, so that a broken driver hurts "
         "nobody. Exit status 1 means that no store can work there.",
-        epilog=_JSON,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        fields=_JSON,
     )
     parser.add_argument("directory", metavar="DIR", nargs="?", default=".", help="default: here")
-    parser.add_argument("--json", action="store_true", help="print JSON; fields below")
     parser.set_defaults(run=run)
 
 

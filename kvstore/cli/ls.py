@@ -6,6 +6,7 @@ import argparse
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from kvstore.cli.declare import Subparsers, add_command
 from kvstore.cli.root import add_root, catalog_of
 from kvstore.cli.text import plural, printable, say, say_json, size, table
 from kvstore.errors import FormatError
@@ -28,14 +29,14 @@ layer group that holds most. "damaged" counts extents whose records are not vali
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
     """Declare the command."""
-    parser = subparsers.add_parser(
+    parser = add_command(
+        subparsers,
         "ls",
-        help="list namespaces, or the extents of one",
+        summary="list namespaces, or the extents of one",
         description="List the namespaces of a store, or the extents of one namespace.",
-        epilog=_JSON,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        fields=_JSON,
     )
     add_root(parser)
     parser.add_argument(
@@ -47,7 +48,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         action="store_true",
         help="list the extents in quarantine, with reasons",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON; fields below")
     parser.set_defaults(run=run)
 
 

@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
+from kvstore.cli.declare import Subparsers, add_command
 from kvstore.cli.root import add_root, catalog_of
 from kvstore.cli.text import plural, say, say_json, size
 from kvstore.errors import FormatError, InvalidArgument, NotFound
@@ -23,16 +24,16 @@ With --json, one object:
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
     """Declare the command."""
-    parser = subparsers.add_parser(
+    parser = add_command(
+        subparsers,
         "rm",
-        help="remove extents, or a whole namespace",
+        summary="remove extents, or a whole namespace",
         description="Remove extents, or with --all a whole namespace, with what is in flight, in "
         "quarantine and hinted at. Each vanishes at once, for everyone. Stop the engines that use "
         "a namespace before you remove it. Asks first, on a terminal; elsewhere it needs --yes.",
-        epilog=_JSON,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        fields=_JSON,
     )
     add_root(parser)
     parser.add_argument("namespace", metavar="NAMESPACE", help="its name, or the start of it")
@@ -42,7 +43,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "-n", "--dry-run", action="store_true", help="say what would be removed, remove nothing"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON; fields below")
     parser.set_defaults(run=run)
 
 

@@ -6,15 +6,21 @@ import argparse
 import math
 from typing import TYPE_CHECKING, Any
 
+from kvstore.cli.declare import Subparsers, add_command
 from kvstore.cli.root import add_root, read_only_engine
 from kvstore.cli.text import pairs, plural, printable, say, say_json, size, table
 from kvstore.errors import FormatError, KVStoreError
 
 if TYPE_CHECKING:
     from kvstore.catalog import Catalog, Found
+    from kvstore.extent import CommitRecord
     from kvstore.faults import Fault
+    from kvstore.geometry import LayerGroup
     from kvstore.inspect import ValueStats
     from kvstore.io.protocol import Engine
+
+_UNCHECKED = {"missing", "size", "unreadable"}
+"""Faults of a shard after which its chunks are not looked at."""
 
 _JSON = """\
 With --json, of a namespace: the identity object of the format, and
@@ -25,7 +31,8 @@ Of an extent:
   array       {shape, dimensions, data_type, chunk_shape, shard_shape}
   parts       [{name, element, count}]
   shards      [{name, bytes, faults}], faults as those of `kvstore verify`
-  checksums   {chunks, damaged}: chunks of the extent, and those that do not match their checksum
+  checksums   {chunks, damaged, unchecked}: chunks of the extent; those that do not match their
+              checksum; those that could not be checked
   faults      [{path, kind, message}], all of them
   statistics  null with --no-stats, or where a shard cannot be read; else [{layer, part, element,
               count, minimum, maximum, mean, std, nan, inf, zeros}], of the values in their true
@@ -33,16 +40,16 @@ Of an extent:
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
     """Declare the command."""
-    parser = subparsers.add_parser(
+    parser = add_command(
+        subparsers,
         "show",
-        help="show one extent, or one namespace, in full",
+        summary="show one extent, or one namespace, in full",
         description="Show an extent: its record, its array, its shards, how many checksums match, "
         "and statistics of its values in each layer. Or show a namespace's identity. Exit status "
         "1 means that the extent has faults.",
-        epilog=_JSON,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        fields=_JSON,
     )
     add_root(parser)
     parser.add_argument(
@@ -56,7 +63,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         default=True,
         help="statistics of the values, which reads every byte once more (default: yes)",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON; fields below")
     parser.set_defaults(run=run)
 
 
@@ -140,20 +146,28 @@ def _show_extent(engine: Engine, found: Found, *, stats: bool, as_json: bool) ->
     problem = None
     if stats:
         try:
-            values = _statistics(engine, found)
+            values = _statistics(engine, found, record)
         except KVStoreError as error:
             problem = str(error)
-    chunks = len(record.shards) * shard_layout(found.group, len(record.blocks)).chunks
+    per_shard = shard_layout(found.group, len(record.blocks)).chunks
+    chunks = len(record.shards) * per_shard
     damaged = sum(f.kind == "checksum" for f in faults)
+    unchecked = per_shard * sum(
+        bool(_UNCHECKED & kinds) for kinds in _by_shard(found, record, faults)
+    )
     wrong = [f for f in faults if not f.is_note]
+    checksums = {"chunks": chunks, "damaged": damaged, "unchecked": unchecked}
     if as_json:
-        say_json(_to_json(found, faults, {"chunks": chunks, "damaged": damaged}, values))
+        say_json(_to_json(found, record, faults, checksums, values))
         return 1 if wrong else 0
-    _say_record(found)
-    _say_shards(found, faults)
+    _say_record(found, record)
+    _say_shards(found, record, faults)
     say()
-    checked = "all match" if not wrong else f"{damaged} do not match"
-    say(f"checksums: {plural(chunks, 'chunk')} of {size(_chunk_bytes(found))}, {checked}")
+    checked = "all match" if not unchecked and not damaged else f"{damaged:,} do not match"
+    if unchecked:
+        checked += f", {unchecked:,} could not be checked"
+    each = size(found.group.chunk_bytes(len(record.blocks)))
+    say(f"checksums: {plural(chunks, 'chunk')} of {each}, {checked}")
     for fault in faults:
         say(f"{'note' if fault.is_note else 'FAULT'}  {fault.kind}  {_fault_text(found, fault)}")
     if values is not None:
@@ -164,30 +178,29 @@ def _show_extent(engine: Engine, found: Found, *, stats: bool, as_json: bool) ->
     return 1 if wrong else 0
 
 
+def _by_shard(found: Found, record: CommitRecord, faults: list[Fault]) -> list[set[str]]:
+    """Kinds of faults of each shard."""
+    kinds: dict[str, set[str]] = {f"{found.path}/{name}": set() for name in record.shards}
+    for fault in faults:
+        kinds.get(fault.path, set()).add(fault.kind)
+    return list(kinds.values())
+
+
 def _fault_text(found: Found, fault: Fault) -> str:
     return printable(f"{fault.path.removeprefix(found.path + '/')}: {fault.message}")
 
 
-def _chunk_bytes(found: Found) -> int:
-    blocks = 0 if found.record is None else len(found.record.blocks)
-    return found.group.chunk_bytes(blocks)
-
-
-def _statistics(engine: Engine, found: Found) -> list[ValueStats]:
+def _statistics(engine: Engine, found: Found, record: CommitRecord) -> list[ValueStats]:
     from kvstore.inspect import extent_statistics
     from kvstore.paths import GroupPath
 
-    if found.record is None:
-        return []
     names = GroupPath(found.namespace, found.group.name)
-    return extent_statistics(engine, found.group, names, found.record)
+    return extent_statistics(engine, found.group, names, record)
 
 
-def _array(found: Found) -> dict[str, Any]:
+def _array(group: LayerGroup, blocks: int) -> dict[str, Any]:
     from kvstore.extent import DIMENSIONS
 
-    group = found.group
-    blocks = 0 if found.record is None else len(found.record.blocks)
     shape = group.shape(blocks)
     return {
         "shape": list(shape),
@@ -200,15 +213,13 @@ def _array(found: Found) -> dict[str, Any]:
 
 def _to_json(
     found: Found,
+    record: CommitRecord,
     faults: list[Fault],
     checksums: dict[str, int],
     values: list[ValueStats] | None,
 ) -> dict[str, Any]:
     from dataclasses import asdict
 
-    record = found.record
-    if record is None:
-        return {}
     as_items = [{"path": f.path, "kind": f.kind, "message": f.message} for f in faults]
     shards = [
         {
@@ -232,7 +243,7 @@ def _to_json(
         "write_id": record.write_id,
         "parallel_invariant": record.parallel_invariant,
         "writer": asdict(record.writer),
-        "array": _array(found),
+        "array": _array(found.group, len(record.blocks)),
         "parts": [
             {"name": p.name, "element": p.element.name, "count": p.count} for p in found.group.parts
         ],
@@ -250,10 +261,8 @@ def _finite(item: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _say_record(found: Found) -> None:
-    record, group, array = found.record, found.group, _array(found)
-    if record is None:
-        return
+def _say_record(found: Found, record: CommitRecord) -> None:
+    group, array = found.group, _array(found.group, len(record.blocks))
     last = record.start_block + len(record.blocks) - 1
     first = record.start_block * group.block_tokens
     content = " ".join(f"{p.name}:{p.element.name}[{p.count}]" for p in group.parts)
@@ -281,11 +290,11 @@ def _say_record(found: Found) -> None:
         say(line)
 
 
-def _say_shards(found: Found, faults: list[Fault]) -> None:
+def _say_shards(found: Found, record: CommitRecord, faults: list[Fault]) -> None:
     rows = []
-    for name, nbytes in found.record.shards.items() if found.record else ():
-        kinds = {f.kind for f in faults if f.path == f"{found.path}/{name}"}
-        absent = kinds & {"missing", "size", "unreadable"}
+    by_shard = _by_shard(found, record, faults)
+    for (name, nbytes), kinds in zip(record.shards.items(), by_shard, strict=True):
+        absent = kinds & _UNCHECKED
         state = "not checked" if absent else "DAMAGED" if "index" in kinds else "ok"
         chunks = "not checked" if absent else "DAMAGED" if "checksum" in kinds else "ok"
         there = ", ".join(sorted(absent)) or "ok"

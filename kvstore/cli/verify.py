@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from kvstore.cli.declare import Subparsers, add_command
 from kvstore.cli.root import add_root, read_only_engine
 from kvstore.cli.text import plural, printable, say, say_json, size
 from kvstore.errors import FormatError, NotFound
@@ -27,20 +28,19 @@ With --json, one object:
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
     """Declare the command."""
-    parser = subparsers.add_parser(
+    parser = add_command(
+        subparsers,
         "verify",
-        help="check every name, record and byte",
+        summary="check every name, record and byte",
         description="Check a whole store, a namespace or an extent, and report every fault. "
         "Changes nothing. Exit status 1 means that there are faults.",
-        epilog=_JSON + _kinds(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        fields=_JSON + _kinds(),
     )
     add_root(parser)
     parser.add_argument("namespace", metavar="NAMESPACE", nargs="?", help="only this one")
     parser.add_argument("extent", metavar="EXTENT", nargs="?", help="only the extent of this key")
-    parser.add_argument("--json", action="store_true", help="print JSON; fields below")
     parser.set_defaults(run=run)
 
 
