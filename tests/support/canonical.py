@@ -20,8 +20,8 @@ def shards(group: LayerGroup, truth: Bytes, first: int, stop: int) -> dict[str, 
     for row, column in itertools.product(range(rows), range(columns)):
         body, index = b"", b""
         for layer, head in itertools.product(range(group.shard_layers), range(group.shard_heads)):
-            l, h = row * group.shard_layers + layer, column * group.shard_heads + head
-            chunk = truth[l, h, first:stop].tobytes()
+            this, head_at = row * group.shard_layers + layer, column * group.shard_heads + head
+            chunk = truth[this, head_at, first:stop].tobytes()
             used = len(chunk) + 4
             aligned = (used + 4095) // 4096 * 4096
             stride = aligned if (aligned - used) * 16 <= len(chunk) else used
