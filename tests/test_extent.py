@@ -8,44 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mutate import Edit, drop, junk, paths_of, put
-from tiny import GROUPS, tiny_identity
+from tiny import GROUPS, record_of, tiny_identity
 
 from kvstore.errors import Corrupt, FormatError, UnsupportedVersion
 from kvstore.extent import (
     CommitRecord,
-    Writer,
     decode_extent,
     encode_extent,
-    shard_layout,
     shard_sizes,
 )
 from kvstore.geometry import LayerGroup
-from kvstore.identity import Identity
 from kvstore.jsonform import compact
-from kvstore.keys import chain_keys, root_key
+from kvstore.keys import root_key
 
 HERE = "attributes.kvstore"
 IDENTITY = tiny_identity()
-
-
-def record_of(group: LayerGroup, blocks: int, extent: int = 0) -> CommitRecord:
-    """The record of an extent of a sequence of tokens 0, 1, 2 ..."""
-    start = extent * group.extent_blocks
-    tokens = range((start + blocks) * group.block_tokens)
-    keys = chain_keys(tokens, group.block_tokens)[start:]
-    return CommitRecord(
-        namespace=IDENTITY.namespace,
-        group=group.name,
-        blocks=tuple(keys),
-        parent=keys.parent,
-        start_block=start,
-        chunk_stride=shard_layout(group, blocks).stride,
-        shards=shard_sizes(group, blocks),
-        parallel_invariant=group.attention != "opaque",
-        writer=Writer("kvstore 0.1.0", "tp=2", "engine-0"),
-        write_id="00112233445566778899aabbccddeeff",
-        created="2026-12-01T03:21:18Z",
-    )
 
 
 def decode(data: bytes, group: LayerGroup, key: str | None = None) -> CommitRecord:
@@ -385,36 +362,3 @@ def check(data: bytes, group: LayerGroup) -> None:
     assert decode(encode_extent(group, record), group, record.key.hex()) == record
     assert list(record.shards) == list(shard_sizes(group, len(record.blocks)))
     assert record.start_block % group.extent_blocks == 0
-
-
-def test_engines_keys_have_the_one_root_of_their_scheme() -> None:
-    """The store's own keys may have a root for every salt; an engine's have the one it named."""
-    group = LayerGroup.attention_kv(layers=1, heads=1, head_size=4, extent_blocks=2)
-    scheme = KeyScheme.opaque("vllm", algorithm="sha256_cbor", root=b"root", key_bytes=16)
-    identity = Identity("m", 1, (group,), revision="r", key_scheme=scheme)
-    for start, parent, good in (
-        (0, b"root", True),
-        (0, b"\1" * 16, False),
-        (2, b"\1" * 16, True),
-        (2, b"root", False),
-        (2, b"\1" * 17, False),
-    ):
-        record = CommitRecord(
-            namespace=identity.namespace,
-            group="kv",
-            blocks=(b"\2" * 16, b"\3" * 16),
-            parent=parent,
-            start_block=start,
-            chunk_stride=None,
-            shards=shard_sizes(group, 2),
-            parallel_invariant=True,
-            writer=Writer("s", "c", "e"),
-            write_id="00" * 16,
-            created="2026-12-01T03:21:18Z",
-        )
-        data = encode_extent(group, record)
-        if good:
-            assert decode_extent(data, identity, group, "03" * 16, "x") == record
-        else:
-            with pytest.raises(FormatError, match="cannot be the key before block"):
-                decode_extent(data, identity, group, "03" * 16, "x")

@@ -1,10 +1,12 @@
-"""Small layer groups of every kind of geometry, for tests that need one or all."""
+"""Small layer groups of every kind of geometry, and records of their extents."""
 
 from __future__ import annotations
 
 from kvstore.elements import element
+from kvstore.extent import CommitRecord, Writer, shard_layout, shard_sizes
 from kvstore.geometry import ContentPart, LayerGroup
 from kvstore.identity import Identity
+from kvstore.keys import chain_keys
 
 
 def gqa_group() -> LayerGroup:
@@ -94,4 +96,24 @@ def tiny_identity() -> Identity:
         groups=tuple(make() for make in GROUPS.values()),
         revision="0123abc",
         variants={"rope": "yarn"},
+    )
+
+
+def record_of(group: LayerGroup, blocks: int, extent: int = 0) -> CommitRecord:
+    """The record of an extent of a sequence of tokens 0, 1, 2 ..."""
+    start = extent * group.extent_blocks
+    tokens = range((start + blocks) * group.block_tokens)
+    keys = chain_keys(tokens, group.block_tokens)[start:]
+    return CommitRecord(
+        namespace=tiny_identity().namespace,
+        group=group.name,
+        blocks=tuple(keys),
+        parent=keys.parent,
+        start_block=start,
+        chunk_stride=shard_layout(group, blocks).stride,
+        shards=shard_sizes(group, blocks),
+        parallel_invariant=group.attention != "opaque",
+        writer=Writer("kvstore 0.1.0", "tp=2", "engine-0"),
+        write_id="00112233445566778899aabbccddeeff",
+        created="2026-12-01T03:21:18Z",
     )
