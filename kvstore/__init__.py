@@ -18,6 +18,7 @@ from kvstore.version import __version__
 if TYPE_CHECKING:
     from kvstore.array import LazyArray, open_array
     from kvstore.buffers import PagedBuffers
+    from kvstore.detect import detect_buffers
     from kvstore.errors import (
         Corrupt,
         FormatError,
@@ -73,6 +74,7 @@ __all__ = [
     "UnsupportedVersion",
     "Worker",
     "__version__",
+    "detect_buffers",
     "open",
     "open_array",
 ]
@@ -82,6 +84,7 @@ _HOME = {
     for home, names in {
         "array": "LazyArray open_array",
         "buffers": "PagedBuffers",
+        "detect": "detect_buffers",
         "errors": "Corrupt FormatError GeometryMismatch InvalidArgument KVStoreError NotCertified "
         "NotFound StorageError UnsupportedVersion",
         "faults": "Fault",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def detect(
+def detect_buffers(
     group: LayerGroup, share: Share, layers: Sequence[torch.Tensor], *, block_tokens: int
 ) -> PagedBuffers:
     """Paged buffers out of one tensor a layer, its axes told apart by their sizes.

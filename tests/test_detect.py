@@ -10,7 +10,7 @@ from support.pools import LAYOUTS
 from support.world import small_group
 from tiny import GROUPS
 
-from kvstore.detect import detect
+from kvstore.detect import detect_buffers
 from kvstore.errors import InvalidArgument, NotCertified
 from kvstore.geometry import LayerGroup
 from kvstore.parallel import ParallelConfig, Rank
@@ -45,7 +45,7 @@ def test_reads_a_shape_as_its_constructor_would(
     shape: tuple[int, ...], tp: int, constructor: str
 ) -> None:
     share = _share(KV, tp)
-    found = detect(KV, share, _zeros(shape), block_tokens=6)
+    found = detect_buffers(KV, share, _zeros(shape), block_tokens=6)
     blocks = 6 if shape[0] == 6 else 9
     twin = LAYOUTS[constructor](KV, 2, len(share.heads), blocks, 6).buffers
     assert (found.blocks, found.heads, found.block_tokens) == (blocks, len(share.heads), 6)
@@ -61,7 +61,7 @@ def test_reads_a_shape_as_its_constructor_would(
 
 def test_takes_strides_as_they_are() -> None:
     tensors = [torch.zeros(6, 4, 9, 16, dtype=torch.bfloat16).permute(2, 1, 0, 3) for _ in "ab"]
-    found = detect(KV, _share(KV), tensors, block_tokens=6)
+    found = detect_buffers(KV, _share(KV), tensors, block_tokens=6)
     assert [(s.block_stride, s.head_stride, s.token_stride) for s in found.layers[1]] == [
         (32, 9 * 32, 4 * 9 * 32)
     ]
@@ -73,12 +73,12 @@ def test_takes_strides_as_they_are() -> None:
 )
 def test_refuses_what_sizes_do_not_tell(shape: tuple[int, ...], tokens: int) -> None:
     with pytest.raises(NotCertified, match=r"two axes of size 2|sizes do not tell"):
-        detect(KV, _share(KV), _zeros(shape), block_tokens=tokens)
+        detect_buffers(KV, _share(KV), _zeros(shape), block_tokens=tokens)
 
 
 def test_names_the_readings_between_which_it_cannot_choose() -> None:
     with pytest.raises(NotCertified, match="may be packed hnd or packed nhd") as caught:
-        detect(KV, _share(KV), _zeros((9, 4, 4, 16)), block_tokens=4)
+        detect_buffers(KV, _share(KV), _zeros((9, 4, 4, 16)), block_tokens=4)
     assert caught.value.reason == "the page layout is ambiguous"
 
 
@@ -96,32 +96,32 @@ def test_names_the_readings_between_which_it_cannot_choose() -> None:
 )
 def test_refuses_unknown_shapes(shape: tuple[int, ...]) -> None:
     with pytest.raises(InvalidArgument, match="no known page layout") as caught:
-        detect(KV, _share(KV), _zeros(shape), block_tokens=6)
+        detect_buffers(KV, _share(KV), _zeros(shape), block_tokens=6)
     assert str(shape) in str(caught.value)
 
 
 def test_refuses_layers_of_different_shapes() -> None:
     tensors = [*_zeros((9, 4, 6, 16), 1), *_zeros((8, 4, 6, 16), 1)]
     with pytest.raises(InvalidArgument, match="different shapes"):
-        detect(KV, _share(KV), tensors, block_tokens=6)
+        detect_buffers(KV, _share(KV), tensors, block_tokens=6)
 
 
 def test_parts_of_different_sizes_are_never_split() -> None:
     group = small_group(layers=2, shard_layers=1, value_size=3)
     with pytest.raises(InvalidArgument, match="no known page layout"):
-        detect(group, _share(group), _zeros((2, 9, 6, 4, 8)), block_tokens=6)
-    found = detect(group, _share(group), _zeros((9, 4, 6, 11)), block_tokens=6)
+        detect_buffers(group, _share(group), _zeros((2, 9, 6, 4, 8)), block_tokens=6)
+    found = detect_buffers(group, _share(group), _zeros((9, 4, 6, 11)), block_tokens=6)
     assert found.layers[0][0].nbytes == 22
 
 
 def test_latent_pages_and_mixed_pages() -> None:
     mla = GROUPS["mla"]()
-    found = detect(mla, _share(mla), _zeros((5, 4, 16), 3), block_tokens=4)
+    found = detect_buffers(mla, _share(mla), _zeros((5, 4, 16), 3), block_tokens=4)
     assert (found.blocks, found.heads, found.block_tokens) == (5, 1, 4)
     mixed = GROUPS["mixed"]()
     raw = [torch.zeros(5, 2, 8, 20, dtype=torch.uint8) for _ in "ab"]
-    assert detect(mixed, _share(mixed), raw, block_tokens=8).heads == 2
+    assert detect_buffers(mixed, _share(mixed), raw, block_tokens=8).heads == 2
 
 
 def test_no_layers_make_no_buffers() -> None:
-    assert detect(KV, _share(KV), [], block_tokens=4).layers == ()
+    assert detect_buffers(KV, _share(KV), [], block_tokens=4).layers == ()
