@@ -325,9 +325,13 @@ def test_a_planted_link_or_pipe_is_not_followed(opened: Open, file: Path, tmp_pa
     secret.write_bytes(b"secret")
     (tmp_path / "link").symlink_to(secret)
     os.mkfifo(tmp_path / "pipe")
-    results = engine.read([ByteRange("link", 0, 6), ByteRange("pipe", 0, 6)], nothing)
-    assert all(isinstance(result, StorageError) for result in results)
+    (tmp_path / "folder").mkdir()
+    before = engine.direct_io
+    ranges = [ByteRange(name, 0, 6) for name in ("link", "pipe", "folder")]
+    results = engine.read(ranges, nothing)
+    assert [type(result) for result in results] == [StorageError, NotFound, NotFound]
     assert "symbolic link" in str(results[0])
+    assert engine.direct_io == before, "a folder says nothing about the file system"
     with pytest.raises(StorageError, match="symbolic link"):
         engine.get("link", 100)
     for name in ("link", "pipe"):
@@ -579,7 +583,9 @@ def test_threads_are_not_lost_without_end(opened: Open, file: Path, monkeypatch:
     medium = Medium(monkeypatch)
     medium.hanging = {at * MIB for at in range(20)}
     ranges = [ByteRange("file", at * MIB, MIB) for at in range(2)]
-    for _ in range(2):
+    for _ in range(100):  # a slow machine may take more rounds to have them all stuck
+        if len(engine._workers._stuck) > 3:
+            break
         assert all(isinstance(r, StorageError) for r in engine.read(ranges, nothing))
     with pytest.raises(StorageError, match="hang in the medium"):
         engine.read(ranges, nothing)

@@ -220,12 +220,10 @@ class LocalNames:
             try:
                 os.rename(full, trash)
             except FileNotFoundError:
-                if not os.path.lexists(full):
-                    return False
                 self.make_parents(trash)
                 os.rename(full, trash)
         except FileNotFoundError:
-            return False
+            return False  # another process was quicker
         except OSError as error:
             if error.errno == errno.EINVAL:
                 raise InvalidArgument(f"cannot discard {full}: the trash is inside it") from error

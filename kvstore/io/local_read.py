@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
+import threading
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvstore.errors import Corrupt, InvalidArgument, KVStoreError, StorageError
+from kvstore.errors import Corrupt, InvalidArgument, KVStoreError, NotFound, StorageError
 from kvstore.io.direct import ALIGNMENT, DirectPolicy
 from kvstore.io.local_names import LocalNames, absent_or
 from kvstore.io.protocol import ByteRange, Consume
@@ -22,6 +24,9 @@ _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _BUFFERED = os.O_NONBLOCK
 _DIRECT = os.O_NONBLOCK | os.O_DIRECT
 _MASK = ALIGNMENT - 1
+
+
+_this_thread = threading.local()
 
 
 class Gate(Protocol):
@@ -62,10 +67,23 @@ class ReadSettings:
     deadline: float | None
 
 
+def refuse_in_consumer() -> None:
+    """Refuse to read from within a consumer, which holds a staging buffer and may hold a thread.
+
+    Were it to wait for another of these, all could wait for each other.
+
+    Raises:
+        InvalidArgument: this thread is in a consumer.
+    """
+    if getattr(_this_thread, "reads", False):
+        raise InvalidArgument("a consumer called read; collect the ranges and read them after")
+
+
 class RangeReader:
     """Reads ranges, one after the other. Not for several threads; :meth:`close` it."""
 
     def __init__(self, settings: ReadSettings) -> None:
+        _this_thread.reads = True
         self._settings = settings
         self._probe = ResidencyProbe()
         self._path: str | None = None
@@ -76,6 +94,7 @@ class RangeReader:
 
     def close(self) -> None:
         """Close the file and give the staging memory back."""
+        _this_thread.reads = False
         self._leave_file()
         self._view = memoryview(b"")
         if self._buffer is not None:
@@ -83,7 +102,10 @@ class RangeReader:
             self._buffer = None
 
     def read(self, index: int, wanted: ByteRange, consume: Consume, gate: Gate) -> Exception | None:
-        """Read one range and hand it over. Returns what went wrong instead of raising it."""
+        """Read one range and hand it over. Returns what went wrong instead of raising it.
+
+        A name that is there and is no plain file is :class:`~kvstore.errors.NotFound`.
+        """
         try:
             if wanted.offset < 0 or wanted.length < 0 or wanted.piece < 0:
                 raise InvalidArgument(f"{wanted}: offset, length and piece cannot be negative")
@@ -93,8 +115,11 @@ class RangeReader:
         except KVStoreError as error:
             return error
         except OSError as error:
+            full = self._settings.names.full(wanted.path)
             self._leave_file()
-            return absent_or(error, "read", self._settings.names.full(wanted.path))
+            if error.errno in (errno.EISDIR, errno.ESPIPE):
+                return NotFound(f"{full} is not a plain file, so no object of a store")
+            return absent_or(error, "read", full)
 
     def _deliver(
         self, index: int, wanted: ByteRange, consume: Consume, gate: Gate
@@ -155,7 +180,9 @@ class RangeReader:
         except OSError as error:
             if not direct or error.errno != errno.EINVAL:
                 raise
-            self._settings.policy.refused()
+            # A folder or a pipe in an object's place says nothing about the file system.
+            if stat.S_ISREG(os.fstat(self._fd).st_mode):
+                self._settings.policy.refused()
             direct = False
         self._fd_direct = direct
         return direct

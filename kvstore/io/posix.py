@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 from kvstore.errors import Corrupt, InvalidArgument, NotFound, StorageError
 from kvstore.io.direct import DirectMode, DirectPolicy
 from kvstore.io.local_names import LocalNames, absent_or
-from kvstore.io.local_read import GIVEN_UP, RangeReader, ReadSettings, Traffic
+from kvstore.io.local_read import GIVEN_UP, RangeReader, ReadSettings, Traffic, refuse_in_consumer
 from kvstore.io.local_write import create, write_runs, write_whole
 from kvstore.io.oserrors import translated
 from kvstore.io.protocol import Buffer, ByteRange, Consume
 from kvstore.io.staging import Staging
-from kvstore.io.workers import Gate, Workers, in_worker
+from kvstore.io.workers import Gate, Workers
 
 DEFAULT_THREADS = 4
 DEFAULT_STAGING_BYTES = 256 << 20
@@ -155,9 +155,9 @@ class PosixEngine:
     def read(self, ranges: Sequence[ByteRange], consume: Consume) -> list[Exception | None]:
         """Read many ranges at once; the result says for each what went wrong, or None."""
         self._check_open()
+        refuse_in_consumer()
         small = len(ranges) <= 1 or sum(wanted.length for wanted in ranges) <= SMALL_BATCH_BYTES
-        # A consumer that reads is in one of the threads, and must not wait for one.
-        if (small and self._deadline is None) or in_worker():
+        if small and self._deadline is None:
             return self._read_here(ranges, consume)
         return self._read_in_threads(ranges, consume)
 

@@ -42,7 +42,8 @@ Consume = Callable[[int, int, "memoryview"], None]
 The memory belongs to the engine and is reused after the call returns: a consumer copies out of it
 and keeps no view. (It is writable, and may be used as scratch until then.) Pieces of one range come
 in order, from one thread; different ranges come at once. ``consume`` is never called after ``read``
-has returned or raised. A small batch is read by the calling thread itself.
+has returned or raised. A small batch is read by the calling thread itself. A consumer must not call
+``read``; other calls are fine.
 """
 
 

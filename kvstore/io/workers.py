@@ -170,11 +170,6 @@ class _Thread(threading.Thread):
             del item, batch, gate
 
 
-def in_worker() -> bool:
-    """Whether the calling thread is one of an engine's own."""
-    return isinstance(threading.current_thread(), _Thread)
-
-
 def _stop(queue: _Queue, threads: int) -> None:
     for _ in range(threads):
         queue.put(None)

@@ -156,7 +156,7 @@ def test_one_failure_touches_no_other(engine: Engine, stored: dict[str, bytes], 
         ByteRange("../up", 0, 10),
         ByteRange("a/2", 2, padding),
     ]
-    kinds = [None, Corrupt, Corrupt, Corrupt, NotFound, None, object, InvalidArgument]
+    kinds = [None, Corrupt, Corrupt, Corrupt, NotFound, None, NotFound, InvalidArgument]
     kinds += [InvalidArgument, InvalidArgument, None]
     collected = Collected(ranges)
     results = engine.read(ranges, collected)
@@ -260,13 +260,17 @@ def test_several_callers_at_once(engine: Engine, stored: dict[str, bytes]):
     assert failures == []
 
 
-def test_a_consumer_may_read_too(engine: Engine, stored: dict[str, bytes]):
-    """A small read inside a consumer must not wait for the very thread that it runs in."""
+@pytest.mark.parametrize("count", [1, 8])
+def test_a_consumer_that_reads_is_refused_instead_of_waiting_for_ever(
+    engine: Engine, stored: dict[str, bytes], count: int
+):
     seen: list[bytes] = []
 
     def consume(_index: int, _offset: int, _data: memoryview) -> None:
-        engine.read([ByteRange("a/1", 0, 10)], lambda _i, _o, data: seen.append(bytes(data)))
+        seen.append(engine.get("a/1", SIZE)[:10])
+        engine.read([ByteRange("a/1", 0, MIB)] * 8, lambda _i, _o, _data: None)
 
-    results = engine.read([ByteRange("a/0", 0, MIB) for _ in range(8)], consume)
-    assert results == [None] * 8
-    assert seen == [stored["a/1"][:10]] * 8
+    results = engine.read([ByteRange("a/0", 0, MIB)] * count, consume)
+    assert [type(result) for result in results] == [InvalidArgument] * count
+    assert seen == [stored["a/1"][:10]] * count
+    assert engine.read([ByteRange("a/0", 0, MIB)] * 8, lambda _i, _o, _data: None) == [None] * 8
