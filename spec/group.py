@@ -30,6 +30,7 @@ class Group:
         need(not opaque or (o["heads"] == 1 and page), "group-attention", "opaque page")
         shards = (len(layers), o["shard_layers"]), (o["heads"], o["shard_heads"])
         need(all(whole % part == 0 for whole, part in shards), "group-shards", shards)
+        self.parts = [(p["name"], p["element"], p["count"]) for p in parts]
         types = {p["element"] for p in parts}
         self.carrier = np.dtype(CARRIERS[types.pop()] if len(types) == 1 else "uint8")
         sizes = [p["count"] * np.dtype(CARRIERS[p["element"]]).itemsize for p in parts]

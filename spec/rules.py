@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ FANOUT, KEY, GROUP = "[0-9a-f]{2}", "(?:[0-9a-f]{2}){16,64}", "[a-z][a-z0-9_-]{0
 NAMESPACE = r"(?!.*\.\.)[a-z0-9](?:[a-z0-9.-]{0,62}[a-z0-9])?-[0-9a-f]{32}"
 LABEL, PARENT = "[a-z0-9][a-z0-9_.+-]{0,63}", "(?:[0-9a-f]{2}){1,64}"
 VERSION = r"(0|[1-9][0-9]{0,5})\.(0|[1-9][0-9]{0,5})"
-TIME = "[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z"
+TIME = "[0-9]{4}-[0-9]{2}-[0-9]{2}T(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]Z"
 HEADER = f"format:str:1..64 version:str:{VERSION} must_understand:list:0..64"
 # field:type:limits; limits are of an integer's value, a string's or list's length; ? allows null
 FIELDS = {
@@ -34,7 +35,7 @@ FIELDS = {
     "group": f"name:str:{GROUP} layers:list:1..4096 heads:int:1..4096 block_tokens:int:1..65536 "
     "parts:list:1..16 attention:str:full|sliding_window|chunked|mla|linear|opaque "
     "window:int?:1..2147483648 extent_blocks:int:1..4096 shard_layers:int:1..4096 "
-    "shard_heads:int:1..4096 parallel:str?",
+    r"shard_heads:int:1..4096 parallel:str?:[\x20-~]{1,4096}",
     "part": f"name:str:[a-z][a-z0-9_]{{0,31}} element:str:{'|'.join(CARRIERS)} "
     "count:int:1..1048576",
     "extent": f"{HEADER} namespace:str:1..160 group:str:1..160 key:str:{KEY} parent:str:{PARENT} "
@@ -46,7 +47,7 @@ FIELDS = {
 }
 ERRORS = {"not-found": "NotFound", "name": "InvalidArgument"}
 ERRORS |= dict.fromkeys(("version-major", "must-understand"), "UnsupportedVersion")
-ERRORS |= dict.fromkeys(("json-encoding", "json-syntax", "json-depth"), "Corrupt")
+ERRORS |= dict.fromkeys(("json-encoding", "json-syntax"), "Corrupt")
 ERRORS |= dict.fromkeys(("fingerprint", "namespace-name", "record-place", "record-key"), "Corrupt")
 ERRORS |= dict.fromkeys(("shard-missing", "shard-size", "chunk-checksum"), "Corrupt")
 INDEX_RULES = ("index-checksum", "index-entry", "index-range", "index-overlap")
@@ -110,6 +111,13 @@ def namespace_name(identity: Json) -> str:
     return f"{text or 'model'}-{fingerprint(identity)[:32]}"
 
 
+def _is_time(text: str) -> bool:
+    try:
+        return datetime.fromisoformat(text) is not None
+    except ValueError:
+        return False
+
+
 def parse(path: Path, node: str, kind: str) -> tuple[Json, Json]:
     """The JSON object in a ``zarr.json``, and the kvstore record in its attributes."""
 
@@ -133,6 +141,13 @@ def parse(path: Path, node: str, kind: str) -> tuple[Json, Json]:
         raise Rejected("json-depth", path) from None
     except json.JSONDecodeError as error:
         raise Rejected("json-syntax", error) from None
+    level = [document]
+    for _ in range(32):
+        values = [v for o in level for v in (o.values() if isinstance(o, dict) else o)]
+        level = [v for v in values if isinstance(v, dict | list)]
+    need(not level, "json-depth", path)
+    text = json.dumps(document, ensure_ascii=False)
+    need(not re.search("[\ud800-\udfff]", text), "json-surrogate", path)
     attributes = check(document, "", "attributes:dict")["attributes"]
     record: Json = check(attributes, "", "kvstore:dict")["kvstore"]
     need(canonical(document.get("zarr_format")) == b"3", "zarr-format", path)
@@ -163,5 +178,6 @@ def check(value: Any, kind: str, fields: str = "", *, closed: bool = False) -> J
             need(int(ends[1]) <= size <= int(ends[2]), "field-range", f"{kind} {name}")
         elif of[:3] == "str":
             need(re.fullmatch(limits, found), "field-range", f"{kind} {name}")
+            need(limits != TIME or _is_time(found), "field-range", found)
     need(not closed or len(names) == len(value), "field-unknown", kind)
     return dict(value)

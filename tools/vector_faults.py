@@ -87,6 +87,7 @@ def identities() -> Iterator[Vector]:
         ("group-name-path", "field-range", group(name="../kv")),
         ("layers-unordered", "group-layers", group(layers=[1, 0])),
         ("layers-beyond-model", "group-layers", group(layers=[0, 2])),
+        ("layers-bool-inside", "field-type", group(layers=[False, True])),
         ("layers-negative", "group-layers", group(layers=[-1, 0])),
         ("layers-text", "field-type", group(layers=["0", "1"])),
         ("heads-none", "field-range", group(heads=0)),
@@ -101,6 +102,9 @@ def identities() -> Iterator[Vector]:
         ("parts-same-name", "group-parts", part(name="value")),
         ("attention-unknown", "field-range", group(attention="sparse")),
         ("window-missing", "group-attention", group(attention="sliding_window")),
+        ("parallel-extra", "group-attention", group(parallel="tp=1;rank=0.0.0")),
+        ("variant-empty", "field-range", put(variants={"": "x"})),
+        ("variant-long", "field-range", put(variants={"rope": "x" * 4097})),
         ("window-extra", "group-attention", group(window=128)),
         ("opaque-without-rank", "group-attention", group(attention="opaque")),
         (
@@ -108,6 +112,18 @@ def identities() -> Iterator[Vector]:
             "group-attention",
             group(attention="opaque", parallel="tp=1;rank=0.0.0"),
         ),
+        (
+            "opaque-element",
+            "group-attention",
+            group(
+                attention="opaque",
+                parallel="tp=1;rank=0.0.0",
+                heads=1,
+                parts=[{"name": "page", "element": "bfloat16", "count": 8}],
+            ),
+        ),
+        ("parallel-not-ascii", "field-range", group(attention="opaque", parallel="größe")),
+        ("parallel-number", "field-type", group(attention="opaque", parallel=1)),
         ("shard-layers-uneven", "group-shards", group(shard_layers=3)),
         ("shard-heads-uneven", "group-shards", group(shard_heads=3)),
     ):
@@ -194,6 +210,14 @@ def variations() -> Iterator[Vector]:
         {"op": "write", "path": SHARD, "hex": moved.hex()},
     )
     yield good("no-stride", unstrided())
+    nested = f'"attributes": {{"x": {"[" * 30}{"]" * 30}, '
+    yield good("deep", replace(RECORD, '"attributes": {', nested))
+    yield good(
+        "surrogate-pair", replace(RECORD, '"session": "vectors"', '"session": "\\ud83d\\ude00"')
+    )
+    yield good("unknown-part-field", replace(RECORD, '"name": "key"', '"name": "key", "note": 1'))
+    root = f'"parent": "{tiny_identity()["key_scheme"]["root"]}"'
+    yield good("salted-root", replace(RECORD, root, f'"parent": "{bytes(32).hex()}"'))
     yield good("newer-minor", replace(RECORD, '"version": "1.0"', '"version": "1.7"'))
     yield good(
         "unknown-record-field", replace(RECORD, '"tokens": 4', '"tokens": 4, "score": {"a": [1]}')

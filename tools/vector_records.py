@@ -34,12 +34,19 @@ def documents() -> Iterator[Vector]:
     )
     yield corrupt("json-not-utf8", "json-encoding", place, splice(RECORD, 4, b"\xff"))
     yield corrupt("json-byte-order-mark", "json-syntax", place, write(RECORD, "\ufeff" + text))
-    yield corrupt(
-        "json-deep",
+    nested = f'"attributes": {{"x": {"[" * 31}{"]" * 31}, '
+    yield bad("json-deep", "json-depth", place, replace(RECORD, '"attributes": {', nested))
+    yield bad(
+        "json-very-deep",
         "json-depth",
         place,
-        {"op": "repeat", "path": RECORD, "text": "[", "times": 200_000},
+        {"op": "repeat", "path": RECORD, "text": '{"a":', "times": 200_000},
     )
+    for name, text in (("high", "\\ud83d"), ("low", "\\udE00x"), ("swapped", "\\ude00\\ud83d")):
+        change = replace(RECORD, '"session": "vectors"', f'"session": "{text}"')
+        yield bad(f"json-surrogate-{name}", "json-surrogate", place, change)
+    change = replace(RECORD, '"attributes": {', '"attributes": {"\\udfff": 1, ')
+    yield bad("json-surrogate-in-a-name", "json-surrogate", place, change)
     yield bad(
         "json-huge",
         "json-size",
@@ -163,6 +170,7 @@ def places() -> Iterator[Vector]:
     yield bad("extent-upper", "name", upper, move, error="InvalidArgument")
     short = KEY[:40]
     move = {"op": "move", "path": EXTENT, "to": EXTENT.replace(KEY, short)}
+    yield bad("group-unknown", "name", f"{NAMESPACE}/mla/{KEY}", error="InvalidArgument")
     yield bad("extent-short-key", "name", f"{NAMESPACE}/kv/{short}", move, error="InvalidArgument")
     blocks = '"blocks": [\n    "'
     yield spoilt("block-upper", "record-blocks", blocks, blocks + "AA")
@@ -186,7 +194,19 @@ def records() -> Iterator[Vector]:
     yield spoilt("parent-inside", "record-parent", parent, f'"parent": "{KEY}"')
     yield spoilt("parent-odd", "field-range", parent, '"parent": "abc"')
     start = '"start_block": 0'
-    yield spoilt("start-uneven", "record-start", start, '"start_block": 1')
+    elsewhere = replace(RECORD, parent, f'"parent": "{other}"')
+    uneven = replace(RECORD, start, '"start_block": 1')
+    yield bad("record-start-uneven", "record-start", place, elsewhere, uneven)
+    yield spoilt("root-in-the-middle", "record-parent", start, '"start_block": 2')
+    wrong = f'"parent": "{other[:40]}"'
+    middle = replace(RECORD, start, '"start_block": 2')
+    yield bad(
+        "record-parent-short-in-the-middle",
+        "record-parent",
+        place,
+        replace(RECORD, parent, wrong),
+        middle,
+    )
     yield spoilt("start-negative", "field-range", start, '"start_block": -2')
     yield spoilt("start-bool", "field-type", start, '"start_block": false')
     yield spoilt("start-text", "field-type", start, '"start_block": "0"')
@@ -229,7 +249,11 @@ def records() -> Iterator[Vector]:
     yield spoilt("shard-bytes-none", "field-range", size, size.replace("108", "0"))
     yield spoilt("writer-text", "field-type", '"writer": {', '"writer": "x", "old": {')
     yield spoilt("write-id", "field-range", '"write_id": "', '"write_id": "g')
-    yield spoilt("created", "field-range", "03:21:18Z", "03:21:18+00:00")
+    yield spoilt("created-zone", "field-range", "03:21:18Z", "03:21:18+00:00")
+    yield spoilt("created-month", "field-range", "2026-12-01T", "2026-13-01T")
+    yield spoilt("created-day", "field-range", "2026-12-01T", "2026-02-29T")
+    yield spoilt("created-hour", "field-range", "03:21:18Z", "24:00:00Z")
+    yield spoilt("created-leap-second", "field-range", "03:21:18Z", "23:59:60Z")
 
 
 def tiny_first_block() -> str:

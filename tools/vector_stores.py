@@ -1,7 +1,6 @@
 """The valid stores of spec/vectors, made by a writer that follows the specification alone.
 
-NumPy and the standard library only; it shares no code with the kvstore package nor with the reader
-in spec/, so that the three check each other. A store here is a mapping from path to bytes.
+It shares no code with the kvstore package nor with the reader in spec/: the three check each other.
 """
 
 from __future__ import annotations
@@ -179,8 +178,8 @@ def telling(shape: list[int]) -> NDArray[Any]:
     """16-bit values that say where they are: 0xLTHC, layer, token in the extent, head, content."""
     out = np.empty(shape, "<u2")
     for layer, block, head, token, content in itertools.product(*map(range, shape)):
-        place = (layer, block * shape[3] + token, head, content)
-        out[layer, block, head, token, content] = int("".join(f"{x:x}" for x in place), 16)
+        place = layer << 12 | (block * shape[3] + token) << 8 | head << 4 | content
+        out[layer, block, head, token, content] = place
     return out
 
 
@@ -380,7 +379,12 @@ def mixed() -> Store:
     scheme: Json = {"scheme": "opaque", "name": "vllm", "algorithm": "sha256_cbor"}
     scheme |= {"root": "00" * 8, "key_bytes": 20}
     identity = identity_object(
-        "Org/Mixed Größe 7B (v2)", groups, b"", key_scheme=scheme, weights_digest="sha256:ab12"
+        "Org/Mixed Größe 7B (v2)",
+        groups,
+        b"",
+        key_scheme=scheme,
+        revision=None,
+        weights_digest="sha256:ab12",
     )
     store.namespace(identity)
     for seed, group in enumerate(groups):
