@@ -114,6 +114,7 @@ def main() -> int:
         return int(files != there)
     for path in there:
         (VECTORS / path).unlink()
+    shutil.rmtree(VECTORS / "valid", ignore_errors=True)  # the folders, empty now
     for path, data in files.items():
         (VECTORS / path).parent.mkdir(parents=True, exist_ok=True)
         (VECTORS / path).write_bytes(data)
