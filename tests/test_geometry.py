@@ -7,12 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvstore import geometry
 from kvstore.elements import ELEMENT_TYPES, element
 from kvstore.errors import InvalidArgument
 from kvstore.geometry import ContentPart, LayerGroup, chunk_count
 
 KEY = ContentPart("key", element("bfloat16"), 8)
 VALUE = ContentPart("value", element("bfloat16"), 8)
+PAGE = ContentPart("page", element("uint8"), 8)
 SCALE = ContentPart("key_scale", element("float32"), 1)
 
 
@@ -72,6 +74,58 @@ def test_opaque_pages_have_one_long_token() -> None:
     assert opaque.page_bytes == 1000
     assert opaque.extent_blocks == 8
     assert opaque.shape(8) == (2, 8, 1, 1, 1000)
+
+
+def test_opaque_pages_are_bytes_whatever_their_element() -> None:
+    page = ContentPart("page", element("float32"), 6)
+    opaque = group(attention="opaque", parallel="tp=2", heads=1, parts=(page,))
+    assert (opaque.carrier.name, opaque.content) == ("uint8", 24)
+
+
+def test_limits_of_the_format() -> None:
+    found = {n: v for n, v in vars(geometry).items() if n.startswith(("MAX_", "MIN_", "EXTENT"))}
+    assert found == {
+        "MAX_LAYERS": 4096,
+        "MAX_HEADS": 4096,
+        "MAX_BLOCK_TOKENS": 65536,
+        "MAX_CONTENT": 1048576,
+        "MAX_EXTENT_BLOCKS": 4096,
+        "MAX_PARTS": 16,
+        "MAX_CHUNK_BYTES": 1073741824,
+        "MAX_CHUNKS": 1048576,
+        "MAX_SHARDS": 65536,
+        "MAX_SHARD_BYTES": 1099511627776,
+        "EXTENT_TOKENS": 256,
+        "MIN_SHARD_BYTES": 1048576,
+    }
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"layers": range(4096)},
+        {"layers": (0, 4095)},
+        {"heads": 4096},
+        {"block_tokens": 65536},
+        {"extent_blocks": 4096},
+        {"attention": "chunked", "window": 1 << 31},
+        {"parts": [ContentPart(f"p{i}", element("int8"), 1) for i in range(16)]},
+        {"parts": [ContentPart("a", element("float32"), 1 << 20)]},
+        {"layers": range(256), "heads": 256, "shard_layers": 1, "shard_heads": 1},
+        {"layers": range(1024), "heads": 1024, "shard_heads": 1024},
+        # Shards of 2^39 bytes: 512 x 1024 chunks of a mebibyte.
+        {
+            "layers": range(512),
+            "heads": 1024,
+            "shard_heads": 1024,
+            "block_tokens": 32768,
+            "extent_blocks": 1,
+        },
+    ],
+    ids=lambda x: f"{x!r:.50}",
+)
+def test_the_limits_themselves_are_accepted(changed: dict[str, Any]) -> None:
+    group(**changed)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +188,19 @@ REJECTED = {
     "parallel-type": ({"attention": "opaque", "parallel": 2}, "parallel of layer group"),
     "parallel-empty": ({"attention": "opaque", "parallel": ""}, "parallel of layer group"),
     "parallel-control": ({"attention": "opaque", "parallel": "a\x1b[m"}, "parallel of layer"),
-    "opaque-heads": ({"attention": "opaque", "parallel": "tp=2"}, "one head and one part"),
+    "opaque-heads": (
+        {"attention": "opaque", "parallel": "tp=2", "parts": (PAGE,)},
+        "one head and one part",
+    ),
+    "opaque-parts": (
+        {"attention": "opaque", "parallel": "tp=2", "heads": 1, "parts": (PAGE, SCALE)},
+        "one head and one part",
+    ),
+    "opaque-part-name": (
+        {"attention": "opaque", "parallel": "tp=2", "heads": 1, "parts": (KEY,)},
+        "one head and one part",
+    ),
+    "window-large": ({"attention": "chunked", "window": (1 << 31) + 1}, "window"),
     "extent-large": ({"extent_blocks": 4097}, "extent_blocks"),
     "extent-negative": ({"extent_blocks": -1}, "extent_blocks"),
     "chunk-large": ({"block_tokens": 65536, "extent_blocks": 4096}, "chunk bytes"),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import Corrupt, FormatError
-from kvstore.jsonform import MAX_DEPTH, Fields, canonical, compact, hex_bytes, parse, pretty
+from kvstore.jsonform import Fields, canonical, compact, hex_bytes, parse, pretty
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 scalars = st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | text
@@ -88,8 +88,10 @@ def test_rejected(case: str) -> None:
 def test_the_bounds_themselves_are_accepted() -> None:
     assert parse(b'{"a": 18446744073709551615}', "x") == {"a": (1 << 64) - 1}
     assert parse(b'{"a": -9223372036854775808}', "x") == {"a": -(1 << 63)}
-    levels = MAX_DEPTH - 1
-    assert parse(b'{"a": ' + b"[" * levels + b"]" * levels + b"}", "x")
+    assert parse(b'{"a": "' + b"x" * ((16 << 20) - 9) + b'"}', "x")
+    assert parse(b'{"a": ' + b"[" * 31 + b"]" * 31 + b"}", "x")
+    with pytest.raises(FormatError, match="more than 32 levels deep"):
+        parse(b'{"a": ' + b"[" * 32 + b"]" * 32 + b"}", "x")
 
 
 @given(st.binary(max_size=64) | text.map(str.encode))

@@ -144,6 +144,16 @@ def test_chain_rejected(arguments: dict[str, Any], fragment: str) -> None:
         chain_keys(TOKENS, **{"block_tokens": 4, **arguments})
 
 
+def test_the_limits_themselves_are_accepted() -> None:
+    assert len(root_key(b"x" * 65536)) == 32
+    assert len(chain_keys([1], 1, extra=[b"x" * 65536] + [b""] * 1023)) == 1
+    assert len(chain_keys([1], 2**32 - 1)) == 0
+    for root, size in ((b"r", 16), (b"r" * 64, 64)):
+        scheme = KeyScheme.opaque("v", algorithm="a", root=root, key_bytes=size)
+        assert (scheme.key_bytes, scheme.opaque_keys) == (size, True)
+    assert not KeyScheme.sha256().opaque_keys
+
+
 @pytest.mark.parametrize("salt", [b"x" * 65537, "text", None], ids=["long", "text", "none"])
 def test_salt_rejected(salt: Any) -> None:
     with pytest.raises(InvalidArgument, match="at most 65536 bytes"):
