@@ -127,10 +127,9 @@ class Loader:
         record = self._lookup.record(hit.key)
         skip = hit.first - record.start_block
         wanted = tuple(keys[i - keys.start] for i in range(hit.first, hit.stop))
-        held = record.blocks[max(skip, 0) : max(skip, 0) + len(wanted)]
         before = keys.parent_of(hit.first - keys.start)
-        parent = record.parent if skip == 0 else record.blocks[skip - 1]
-        if skip < 0 or held != wanted or parent != before:
+        chain = (record.parent, *record.blocks)
+        if skip < 0 or chain[skip : skip + len(wanted) + 1] != (before, *wanted):
             raise Corrupt(
                 f"extent {hit.key}: its record holds other blocks than its name stands for"
             )
@@ -245,8 +244,8 @@ class Loader:
             # Removed as a whole while it was read: nothing is wrong. A part of it gone: it is.
             damaged = self._engine.exists(self._names.record(key))
         elif isinstance(error, StorageError):
-            # Something else stands where a file of the extent belongs: a symbolic link, a folder.
-            damaged = error.errno in (errno.ELOOP, errno.EISDIR)
+            # No plain file stands where one of the extent belongs: a link, a folder, a pipe.
+            damaged = error.errno in (errno.ELOOP, errno.EISDIR, errno.ESPIPE)
         else:
             damaged = isinstance(error, FormatError) and not isinstance(error, UnsupportedVersion)
         if damaged:

@@ -104,7 +104,7 @@ def test_groups_of_one_model_are_kept_apart(tmp_path: Path) -> None:
     namespace = kvstore.open(tmp_path, durable=False).namespace(
         Identity("m", 4, (full, window), revision="r")
     )
-    with pytest.raises(InvalidArgument, match="several|no layer group None"):
+    with pytest.raises(InvalidArgument, match=r"several|no layer group None"):
         namespace.match_prefix(namespace.keys([1] * 8, group="full"))
     keys = namespace.keys(np.arange(20), group="full")
     truths = {g.name: make_world(tmp_path / g.name, g).truth for g in (full, window)}
@@ -194,7 +194,7 @@ def test_damage_is_moved_away_once_with_its_reason(
     assert reason["key"] == world.keys[1].hex()
     assert reason["reason"] == result.misses[0]
     assert "layer 0, head 0: the chunk does not match its checksum" in reason["reason"]
-    assert sorted(p.name for p in (folder / "extent").iterdir())[-1] == "zarr.json"
+    assert (folder / "extent" / "zarr.json").is_file()
     assert world.namespace.counters["quarantined"] == 1
     assert "quarantined extent" in caplog.text
     again = world.seat()

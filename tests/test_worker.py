@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.pools import LAYOUTS, suits
-from support.world import ONE, World, make_world, seats, small_group, store_all
+from support.reference import Held
+from support.world import ONE, Seat, World, make_world, seats, small_group, store_all
 from tiny import GROUPS
 
+from kvstore.buffers import PagedBuffers
 from kvstore.errors import InvalidArgument, NotCertified
 from kvstore.geometry import LayerGroup
 from kvstore.io.failpoints import armed
@@ -149,10 +151,7 @@ def test_every_kind_of_group_there_and_back(tmp_path: Path, kind: str) -> None:
             world.namespace.remove(extent.key)
 
 
-def _opaque_seat(world: World, config: ParallelConfig, rank: Rank, layout: str):
-    from support.reference import Held
-    from support.world import Seat
-
+def _opaque_seat(world: World, config: ParallelConfig, rank: Rank, layout: str) -> Seat:
     pool = LAYOUTS[layout](world.group, 2, 1, 9, 1)
     worker = world.namespace.worker(config, rank, pool.buffers, session="s")
     table = np.random.default_rng(4).permutation(9)[:7]
@@ -179,8 +178,6 @@ def test_opaque_pages_are_for_one_rank_of_one_config(tmp_path: Path) -> None:
 def test_a_stage_without_layers_of_the_group_hits_like_the_others(world: World) -> None:
     config = ParallelConfig(pp=2, pp_layers=(4, 0))
     one = world.seat(config, Rank(0))
-    from kvstore.buffers import PagedBuffers
-
     idle = world.namespace.worker(config, Rank(1), PagedBuffers.empty(world.group), session="s")
     assert idle.load(world.keys, []).blocks == 5
     assert idle.load(world.keys, one.table).bytes_read == 0
