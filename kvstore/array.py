@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.elements import ElementType
 from kvstore.errors import FormatError, InvalidArgument, NotFound
-from kvstore.geometry import ContentPart
+from kvstore.geometry import MAX_SHARDS, ContentPart
 from kvstore.identity import parts_from_json
 from kvstore.jsonform import Fields, parse
-from kvstore.paths import RECORD
+from kvstore.paths import RECORD, parse_shard_name
 from kvstore.records import FORMAT, check_header
 
 if TYPE_CHECKING:
@@ -28,7 +28,12 @@ class LazyArray:
     """
 
     def __init__(
-        self, array: Any, parts: tuple[ContentPart, ...], part: str | None, where: str
+        self,
+        array: Any,
+        parts: tuple[ContentPart, ...],
+        part: str | None,
+        where: str,
+        shards: list[str],
     ) -> None:
         chosen = [p for p in parts if part in (None, p.name)]
         if not chosen:
@@ -41,6 +46,7 @@ class LazyArray:
                 f"the parts of {where} have different element types; open one of them: {known}"
             )
         self._array = array
+        self._shards = [f"{where}/{name}" for name in shards]
         self._element: ElementType = kinds.pop()
         size = array.dtype.itemsize
         first = parts.index(chosen[0])
@@ -61,6 +67,7 @@ class LazyArray:
 
         Raises:
             InvalidArgument: other kinds of index. FormatError: a chunk is damaged.
+            NotFound: the extent was removed, or lacks a shard.
         """
         import numpy as np
         import torch
@@ -70,6 +77,10 @@ class LazyArray:
             raw = self._array[(*rest, slice(self._start, self._stop))]
         except (ValueError, RuntimeError) as error:
             raise FormatError(f"{self!r} cannot be read: {error}") from error
+        # To Zarr an absent shard is a shard of zeros. One that is there now was there before.
+        for shard in self._shards:
+            if not os.path.lexists(shard):
+                raise NotFound(f"{shard} is gone; was the extent removed?")
         raw = np.ascontiguousarray(raw)
         return torch.from_numpy(raw).view(self.dtype)[..., content]
 
@@ -111,8 +122,16 @@ def open_array(path: str | os.PathLike[str], part: str | None = None) -> LazyArr
     record = Fields(parse(data, where), where).fields("attributes").fields(FORMAT)
     check_header(record)
     parts = parts_from_json(record.array("parts", 16), where)
-    array = zarr.open_array(where, mode="r")
+    names = [
+        Fields(s, f"{where}, shard").text("name", 32) for s in record.array("shards", MAX_SHARDS)
+    ]
+    for name in names:
+        parse_shard_name(name)
+    try:
+        array = zarr.open_array(where, mode="r")
+    except Exception as error:  # zarr raises what it comes across: KeyError, TypeError ...
+        raise FormatError(f"{where} is not an array that zarr can open: {error}") from error
     carried = sum(p.nbytes for p in parts)
     if array.ndim != 5 or array.shape[4] * array.dtype.itemsize != carried:
         raise FormatError(f"{where}: an array {array.shape} does not hold {carried} bytes a token")
-    return LazyArray(array, parts, part, where)
+    return LazyArray(array, parts, part, where, names)

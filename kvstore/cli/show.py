@@ -58,6 +58,9 @@ def add_parser(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
         help="a key, a namespace, NAMESPACE/KEY, or the start of one where that is unambiguous",
     )
     parser.add_argument(
+        "extent", metavar="EXTENT", nargs="?", help="a key, or its start, after a namespace"
+    )
+    parser.add_argument(
         "--stats",
         action=argparse.BooleanOptionalAction,
         default=True,
@@ -76,7 +79,8 @@ def run(args: argparse.Namespace) -> int:
 
     with read_only_engine(args.root) as engine:
         catalog = Catalog(engine)
-        found = catalog.resolve(args.what)
+        what = args.what if args.extent is None else f"{args.what}/{args.extent}"
+        found = catalog.resolve(what)
         if isinstance(found, str):
             _show_namespace(catalog, found, as_json=args.json)
             return 0

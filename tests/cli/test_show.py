@@ -119,6 +119,8 @@ def test_what_may_be_meant(run: Run, two: Made) -> None:
     assert "may be any of" in ran.err
     assert "NAMESPACE/KEY" in ran.err
     assert run("show", two.root, f"other/{shared[:6]}").status == 0
+    assert run("show", two.root, "other", shared[:6]).status == 0
+    assert run("show", two.root, "other", "00000000").status == 2
     assert run("show", two.root, f"{two.name}/kv/{shared[:2]}/{shared}").status == 0
     for unknown in ("ffffffffffff", "nothing", "tiny/0", "tiny/xyz12", "none/" + shared):
         assert run("show", two.root, unknown).status == 2
