@@ -179,6 +179,17 @@ def test_hex_is_lower_case_and_even(bad: str) -> None:
         hex_bytes(bad, 0, 64, "x")
 
 
+def test_hex_and_text_have_exact_bounds() -> None:
+    assert hex_bytes("00" * 3, 3, 3, "x") == bytes(3)
+    for bad in ("00" * 4, "00" * 2):
+        with pytest.raises(FormatError, match="hex of 3 to 3 bytes"):
+            hex_bytes(bad, 3, 3, "x")
+    for size, method in ((4096, "text"), (4096, "optional_text")):
+        assert getattr(Fields({"a": "x" * size}, "x"), method)("a")
+        with pytest.raises(FormatError, match="at most 4096 characters"):
+            getattr(Fields({"a": "x" * (size + 1)}, "x"), method)("a")
+
+
 def test_messages_stay_short() -> None:
     with pytest.raises(FormatError) as caught:
         Fields({"a": "x" * 100_000}, "x").integer("a", 0, 1)
