@@ -20,7 +20,14 @@ from kvstore.parallel import ParallelConfig
 from kvstore.share import share_of
 
 LAYERS, HEADS, TOKENS, SIZE = 30, 3, 80, 4
-CONFIGS = sorted({str(side.config) for row in parse_rows([]) for side in (row.writer, row.reader)})
+USUAL = {str(side.config) for row in parse_rows([]) for side in (row.writer, row.reader)}
+CONFIGS = [
+    *sorted(USUAL),
+    "pp=3,pp_layers=14+10+6",
+    "pcp=2,interleave=4",
+    "pcp=2,pcp_kv=replicated",
+    "tp=6,dcp=2,interleave=2",
+]
 STYLES = [PageStyle(order, parts) for order in ("hnd", "nhd") for parts in ("packed", "split")]
 
 
@@ -30,7 +37,7 @@ def cache():
 
 
 @pytest.mark.parametrize("style", STYLES, ids=str)
-@pytest.mark.parametrize("text", [*CONFIGS, "pcp=2,interleave=4", "tp=6,dcp=2,interleave=2"])
+@pytest.mark.parametrize("text", CONFIGS)
 def test_what_ranks_hold_is_the_whole_cache(text: str, style: PageStyle):
     config, bits = ParallelConfig.parse(text), cache()
     rebuilt = np.zeros_like(bits)

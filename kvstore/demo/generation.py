@@ -15,8 +15,6 @@ import torch
 from kvstore.demo.bits import Bits
 from kvstore.demo.model import LoadedModel
 
-_BITS = {4: (torch.int32, np.uint32), 2: (torch.int16, np.uint16)}
-
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
@@ -78,7 +76,7 @@ def resume(
     loaded: LoadedModel, cache: Bits, rest: list[int], steps: int, tick: Callable[[], None]
 ) -> Continuation:
     """Go on from the bits of a prefix's KV cache; arguments as :func:`prefill`."""
-    return _continue(loaded.model, _cache_of(cache), rest, steps, tick)
+    return _continue(loaded.model, _cache_of(cache, loaded.model.dtype), rest, steps, tick)
 
 
 def _continue(
@@ -126,16 +124,15 @@ def _forward(model: Any, tokens: list[int], cache: Any) -> torch.Tensor:
 def _bits_of(cache: Any) -> Bits:
     layers = [torch.stack((layer.keys[0], layer.values[0]), dim=2) for layer in cache.layers]
     tensor = torch.stack(layers)
-    view, kind = _BITS[tensor.element_size()]
-    bits: Bits = tensor.view(view).numpy().view(kind)
+    # As bytes in between, for NumPy has no bfloat16.
+    bits: Bits = tensor.view(torch.uint8).numpy().view(f"u{tensor.element_size()}")
     return bits
 
 
-def _cache_of(bits: Bits) -> Any:
+def _cache_of(bits: Bits, dtype: torch.dtype) -> Any:
     from transformers import DynamicCache
 
-    signed, dtype = {4: (np.int32, torch.float32), 2: (np.int16, torch.bfloat16)}[bits.itemsize]
-    tensor = torch.from_numpy(bits.view(signed)).view(dtype)
+    tensor = torch.from_numpy(bits.view(np.uint8)).view(dtype)
     cache = DynamicCache()
     for number, layer in enumerate(tensor):
         key, value = (layer[None, :, :, part].contiguous() for part in (0, 1))

@@ -21,9 +21,6 @@ from kvstore.demo.placement import POISON
 from kvstore.elements import element
 from kvstore.errors import KVStoreError
 
-_SIGNED = {4: np.int32, 2: np.int16}
-"""NumPy has no bfloat16, and torch takes signed integers of every width."""
-
 
 def serve(connection: Connection, text: str) -> None:
     """Do one job: get ready, say so, wait for the word, work, report.
@@ -79,8 +76,9 @@ def _pool(job: Job, *, loading: bool) -> Bits:
 
 def _buffers(job: Job, pool: Bits) -> kvstore.PagedBuffers:
     group = job.facts.identity(job.writer).group()
-    whole = torch.from_numpy(pool.view(_SIGNED[pool.itemsize]))
-    layers = list(whole.view(element(job.facts.element).torch_dtype()))
+    # As bytes in between, for NumPy has no bfloat16.
+    whole = torch.from_numpy(pool.view(np.uint8)).view(element(job.facts.element).torch_dtype())
+    layers = list(whole)
     if job.parts == "split":
         return kvstore.PagedBuffers.split(group, layers, order=job.order)
     flat = [layer.flatten(-2) for layer in layers]
