@@ -118,8 +118,9 @@ class Saver:
             for inflight, parts, futures in jobs:
                 written += sum(f.result() for f in futures)
                 if parts:
-                    # The mark may survive a power failure only if the bytes it speaks of do.
-                    self._engine.sync(parts)
+                    # The mark may survive a power failure only if the bytes it speaks of do, and
+                    # the names of the files that hold them.
+                    self._engine.sync([*parts, inflight.array])
                     reach("store.before_mark")
                     self._engine.create(inflight.done((rank.pp, rank.pcp, rank.tp)), b"")
                 extents += 1
