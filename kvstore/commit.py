@@ -240,10 +240,11 @@ class Committer:
             name = block.hex()
             try:
                 ref = self._names.ref(name)
-                if not self._engine.link(source, ref) and self._lookup.referred(name) is None:
+                leads = self._engine.link(source, ref)
+                if not leads and self._lookup.referred(name) is None:
                     self._engine.discard(ref)  # it named an extent that is gone
-                    self._engine.link(source, ref)
-                if self._engine.exists(self._names.record(name)):
+                    leads = self._engine.link(source, ref)
+                if leads and self._engine.exists(self._names.record(name)):
                     self._engine.discard(self._names.extent(name))
             except (NotFound, StorageError) as error:
                 log.debug("no hint for block %s: %s", name[:16], error)

@@ -164,8 +164,11 @@ class LayerGroup:
             )
         if opaque and not (isinstance(self.parallel, str) and _PARALLEL.fullmatch(self.parallel)):
             raise InvalidArgument(f"parallel {where} must be text that matches {_PARALLEL.pattern}")
-        if opaque and (self.heads != 1 or len(self.parts) != 1 or self.parts[0].name != "page"):
-            raise InvalidArgument(f"an opaque group {where} has one head and one part, 'page'")
+        page = [(p.name, p.element.name) for p in self.parts]
+        if opaque and (self.heads != 1 or page != [("page", "uint8")]):
+            raise InvalidArgument(
+                f"an opaque group {where} has one head and one part, 'page', of uint8"
+            )
 
     def _set_extent_shape(self) -> None:
         where = f"of layer group {self.name!r}"

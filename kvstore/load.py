@@ -11,12 +11,12 @@ from __future__ import annotations
 import errno
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from crc32c import crc32c
 
+from kvstore.deliver import Delivery, Piece
 from kvstore.errors import (
     Corrupt,
     FormatError,
@@ -32,7 +32,7 @@ from kvstore.keys import BlockKeys
 from kvstore.lookup import Hit, Lookup
 from kvstore.paths import GroupPath
 from kvstore.placement import Ints, Placement, place, unit_tokens
-from kvstore.plan import ChunkRun, planned_layout, shard_parts, split_run
+from kvstore.plan import ChunkRun, ShardPart, planned_layout, shard_parts, split_run
 from kvstore.report import LoadResult
 from kvstore.scatter import Pages
 from kvstore.shard import CRC_BYTES, decode_index
@@ -53,15 +53,6 @@ class _Extent:
     hit: Hit
     record: CommitRecord
     where: Placement
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """What one range holds."""
-
-    extent: int
-    slots: tuple[tuple[int, int], ...]
-    stride: int
 
 
 class Loader:
@@ -102,6 +93,7 @@ class Loader:
         self._unit = unit_tokens(share.lattice, group.page_tokens, self._local_block_tokens)
         self._quarantine = quarantine
         self._verify = verify
+        self._planned: dict[range | None, list[ShardPart]] = {}
 
     def prepare(self, keys: BlockKeys, table: Ints) -> Loading:
         """Look up and check the extents of a request; nothing is read of their content yet.
@@ -153,64 +145,62 @@ class Loader:
     def read(self, loading: Loading, layers: range | None) -> None:
         """Read, verify and place what is wanted of every extent that has not failed yet."""
         ranges: list[ByteRange] = []
-        pieces: list[_Piece] = []
-        for index, extent in enumerate(loading.extents):
+        pieces: list[Piece] = []
+        for extent in loading.extents:
             if extent.hit.key in loading.failed or not len(extent.where.block):
                 continue
             try:
-                self._plan(index, extent, layers, ranges, pieces)
+                self._plan(extent, layers, ranges, pieces)
             except KVStoreError as error:
                 loading.fail(extent.hit, error)
         if not ranges:
             return
 
-        def consume(number: int, offset: int, data: memoryview) -> None:
-            piece = pieces[number]
-            extent = loading.extents[piece.extent]
-            first = offset // piece.stride
-            count = -(-len(data) // piece.stride)
-            slots = piece.slots[first : first + count]
-            if self._verify:
-                self._check(extent, slots, data, piece.stride)
-            self._pages.scatter(slots, extent.where, data, piece.stride)
-
-        outcomes = self._engine.read(ranges, consume)
+        delivery = Delivery(self._group, self._share, self._pages, pieces, verify=self._verify)
+        outcomes = self._engine.read(ranges, delivery.consume, delivery.into)
+        hits = {extent.hit.key: extent.hit for extent in loading.extents}
         for piece, span, outcome in zip(pieces, ranges, outcomes, strict=True):
-            extent = loading.extents[piece.extent]
             if outcome is None:
                 loading.bytes_read += span.length
-                tokens = len(extent.where.block) * extent.where.unit
+                tokens = len(piece.where.block) * piece.where.unit
                 loading.bytes_placed += len(piece.slots) * tokens * self._group.token_bytes
             elif isinstance(outcome, KVStoreError):
-                loading.fail(extent.hit, outcome)
+                loading.fail(hits[piece.key], outcome)
             else:
                 raise outcome  # a fault of ours, not of the storage
 
     def _plan(
         self,
-        index: int,
         extent: _Extent,
         layers: range | None,
         ranges: list[ByteRange],
-        pieces: list[_Piece],
+        pieces: list[Piece],
     ) -> None:
-        record = extent.record
+        record, key, where = extent.record, extent.hit.key, extent.where
         layout = planned_layout(self._group, len(record.blocks), record.chunk_stride)
+        chunk = layout.chunk_bytes
         per_range = max(1, RANGE_BYTES // layout.stride)
-        for part in shard_parts(self._group, self._share, layers):
-            path = self._names.shard(extent.hit.key, part.name)
+        for part in self._parts(layers):
+            path = self._names.shard(key, part.name)
             if record.chunk_stride is None:
                 offsets = self._offsets(extent, part.name)
-                size = layout.chunk_bytes + CRC_BYTES
+                size = chunk + CRC_BYTES
                 for run in part.runs:
                     for i, slot in enumerate(run.slots):
                         ranges.append(ByteRange(path, offsets[run.first + i], size))
-                        pieces.append(_Piece(index, (slot,), size))
+                        pieces.append(Piece(key, (slot,), where, chunk, size))
                 continue
             for whole in part.runs:
                 for run in split_run(whole, per_range):
                     ranges.append(_range(path, run, layout.stride))
-                    pieces.append(_Piece(index, run.slots, layout.stride))
+                    pieces.append(Piece(key, run.slots, where, chunk, layout.stride))
+
+    def _parts(self, layers: range | None) -> list[ShardPart]:
+        """What of an extent's shards is the rank's: the same for every extent."""
+        found = self._planned.get(layers)
+        if found is None:
+            found = self._planned[layers] = shard_parts(self._group, self._share, layers)
+        return found
 
     def _offsets(self, extent: _Extent, shard: str) -> list[int]:
         """Chunk offsets out of a shard's index, where the record does not give a stride."""
@@ -222,21 +212,6 @@ class Loader:
         found = decode_index(data, layout.chunks, layout.chunk_bytes, size, f"shard {path}")
         offsets: list[int] = found.tolist()
         return offsets
-
-    def _check(
-        self, extent: _Extent, slots: Sequence[tuple[int, int]], data: memoryview, stride: int
-    ) -> None:
-        size = self._group.chunk_bytes(len(extent.record.blocks))
-        stored = np.ndarray((len(slots),), "<u4", data, size, (stride,)).tolist()
-        for i, slot in enumerate(slots):
-            at = i * stride
-            if crc32c(data[at : at + size]) != stored[i]:
-                layer = self._group.layers[self._share.layers.start + slot[0]]
-                head = self._share.heads.start + slot[1]
-                raise Corrupt(
-                    f"extent {extent.hit.key}: layer {layer}, head {head}: "
-                    "the chunk does not match its checksum"
-                )
 
     def report_damage(self, key: str, error: KVStoreError) -> None:
         """Quarantine an extent if its bytes are at fault, not the medium or this release."""

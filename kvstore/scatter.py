@@ -34,6 +34,11 @@ class Pages(Protocol):
     def gather(self, slots: Slots, where: Placement, data: memoryview, stride: int) -> None:
         """Copy from the pages into chunks in ``data``, one every ``stride`` bytes."""
 
+    def runs(
+        self, slots: Slots, where: Placement, chunk_bytes: int
+    ) -> list[list[memoryview]] | None:
+        """The memory of each whole chunk as a few long runs, in order; None where it is not so."""
+
 
 def pages_of(buffers: PagedBuffers) -> Pages:
     """The mover for the device that the buffers are on."""
@@ -80,6 +85,9 @@ class _Batch:
 
 _MAX_BATCHES = 1 << 16
 
+MIN_RUN_BYTES = 2048
+"""Shorter runs cost more to hand to the kernel one by one than to copy."""
+
 
 class HostPages:
     """Pages in host memory."""
@@ -88,6 +96,7 @@ class HostPages:
         self._buffers = buffers
         self._token_bytes = buffers.group.token_bytes
         self._memory: dict[int, NDArray[np.uint8]] = {}
+        self._views: dict[int, memoryview] = {}
         self._targets: dict[tuple[int, int, int], list[_Target]] = {}
         self._batches: dict[tuple[tuple[tuple[int, int], ...], int], tuple[_Batch, ...]] = {}
 
@@ -113,6 +122,38 @@ class HostPages:
             columns: Any = slice(None) if select is None else select
             for i, view in batch.moves:
                 chunks[i, columns] = view[index]
+
+    def runs(
+        self, slots: Slots, where: Placement, chunk_bytes: int
+    ) -> list[list[memoryview]] | None:
+        """See :class:`Pages`."""
+        nbytes = where.unit * self._token_bytes
+        if where.source is not None or len(where.block) * nbytes != chunk_bytes:
+            return None  # not the whole chunk is wanted here, so its checksum must be had elsewhere
+        if nbytes < MIN_RUN_BYTES:
+            return None
+        out: list[list[memoryview]] = []
+        offsets: dict[int, list[int]] = {}
+        for layer, head in slots:
+            segments = self._buffers.layers[layer]
+            s = segments[0]
+            if len(segments) > 1 or not s.nbytes == self._token_bytes == s.token_stride:
+                return None
+            within = offsets.get(s.block_stride)
+            if within is None:
+                places = where.block * s.block_stride + where.slot * nbytes
+                within = offsets[s.block_stride] = places.tolist()
+            memory = self._bytes(s.tensor)
+            start = s.address + head * s.head_stride
+            out.append([memory[start + at : start + at + nbytes] for at in within])
+        return out
+
+    def _bytes(self, tensor: torch.Tensor) -> memoryview:
+        """The same as :meth:`_storage`, to be cut."""
+        found = self._views.get(id(tensor))
+        if found is None:
+            found = self._views[id(tensor)] = self._storage(tensor).data
+        return found
 
     def _items(
         self, batch: _Batch, where: Placement, data: memoryview, count: int, stride: int
@@ -219,6 +260,13 @@ class DevicePages:
                 columns = slice(segment.content_offset, segment.content_offset + segment.nbytes)
                 rows = slice(None) if tokens.source is None else tokens.source
                 host[i][rows, columns] = part
+
+    def runs(
+        self, slots: Slots, where: Placement, chunk_bytes: int
+    ) -> list[list[memoryview]] | None:
+        """Never: the kernel reads into host memory only."""
+        del slots, where, chunk_bytes
+        return None
 
     def _index(self, tokens: Placement) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         import torch

@@ -103,7 +103,7 @@ class _Walk:
         if self._progress is not None:
             self._total = sum(self._sizes())
             self._advance(0)
-        yield from self._check(RECORD, "record", partial(decode_store, what="the store"))[1]
+        yield from self._check(RECORD, "record", partial(decode_store, what="record"))[1]
         identities: dict[str, Identity] = {}
         names, faults = self._list("")
         yield from faults
@@ -179,7 +179,7 @@ class _Walk:
         self, identity: Identity, group: LayerGroup, paths: GroupPath, key: str
     ) -> Iterator[Fault]:
         path = paths.record(key)
-        decode = partial(decode_extent, identity=identity, group=group, key=key, what="extent")
+        decode = partial(decode_extent, identity=identity, group=group, key=key, what="record")
         record, faults = self._check(path, "extent", decode)
         if record is None:
             if self._engine.exists(paths.extent(key)):
@@ -229,7 +229,7 @@ class _Walk:
         """First block and number of blocks of an extent; (-1, 0) where its record is not valid."""
         try:
             data = self._engine.get(paths.record(key), MAX_RECORD_BYTES)
-            record = decode_extent(data, identity, group, key, "extent")
+            record = decode_extent(data, identity, group, key, "record")
         except NotFound:
             return None
         except KVStoreError:
@@ -296,12 +296,12 @@ def _stray(path: str) -> Fault:
 
 
 def _decode_group_record(data: bytes, name: str) -> None:
-    found = decode_layer_group(data, "layer group")
+    found = decode_layer_group(data, "record")
     if found != name:
         raise FormatError(f"the record of layer group {found!r} lies in the folder of {name!r}")
 
 
 def _decode_plain_group(data: bytes) -> None:
-    fields = Fields(parse(data, "fan-out folder"), "fan-out folder")
+    fields = Fields(parse(data, "record"), "record")
     fields.exactly("zarr_format", 3)
     fields.exactly("node_type", "group")

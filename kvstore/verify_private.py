@@ -163,11 +163,11 @@ class _Look:
     def _reference(self, identity: Identity, names: GroupPath, path: str, block: str) -> None:
         try:
             data = self._engine.get(path, MAX_RECORD_BYTES)
-            record = decode_extent(data, identity, identity.group(names.group), None, "hint")
+            record = decode_extent(data, identity, identity.group(names.group), None, "record")
         except NotFound:
             return  # removed meanwhile
         except FormatError as error:
-            self.note(path, "reference", f"not a valid record, so lookups ignore it: {error}")
+            self.note(path, "reference", f"not valid, so lookups ignore it: {error}")
             return
         except KVStoreError as error:
             self._found.append(failure(path, error))

@@ -76,10 +76,13 @@ def test_opaque_pages_have_one_long_token() -> None:
     assert opaque.shape(8) == (2, 8, 1, 1, 1000)
 
 
-def test_opaque_pages_are_bytes_whatever_their_element() -> None:
-    page = ContentPart("page", element("float32"), 6)
+def test_opaque_pages_are_bytes() -> None:
+    page = ContentPart("page", element("uint8"), 24)
     opaque = group(attention="opaque", parallel="tp=2", heads=1, parts=(page,))
     assert (opaque.carrier.name, opaque.content) == ("uint8", 24)
+    page = ContentPart("page", element("float32"), 6)
+    with pytest.raises(InvalidArgument, match="one part, 'page', of uint8"):
+        group(attention="opaque", parallel="tp=2", heads=1, parts=(page,))
 
 
 def test_limits_of_the_format() -> None:

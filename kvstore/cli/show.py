@@ -145,7 +145,7 @@ def _show_extent(engine: Engine, found: Found, *, stats: bool, as_json: bool) ->
     ]
     record = found.record
     if record is None:
-        raise FormatError(f"{found.path}: {found.problem}")
+        raise FormatError(str(found.problem))
     values: list[ValueStats] | None = None
     problem = None
     if stats:
@@ -167,9 +167,9 @@ def _show_extent(engine: Engine, found: Found, *, stats: bool, as_json: bool) ->
     _say_record(found, record)
     _say_shards(found, record, faults)
     say()
-    checked = "all match" if not unchecked and not damaged else f"{damaged:,} do not match"
+    checked = "all match" if not unchecked and not damaged else f"{damaged:,} damaged"
     if unchecked:
-        checked += f", {unchecked:,} could not be checked"
+        checked += f", {unchecked:,} not checked"
     each = size(found.group.chunk_bytes(len(record.blocks)))
     say(f"checksums: {plural(chunks, 'chunk')} of {each}, {checked}")
     for fault in faults:

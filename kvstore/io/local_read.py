@@ -7,13 +7,14 @@ import fcntl
 import os
 import stat
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from kvstore.errors import Corrupt, InvalidArgument, KVStoreError, NotFound, StorageError
 from kvstore.io.direct import ALIGNMENT, DirectPolicy
 from kvstore.io.local_names import LocalNames, absent_or
-from kvstore.io.protocol import ByteRange, Consume
+from kvstore.io.protocol import ByteRange, Consume, Into
 from kvstore.io.residency import ResidencyProbe
 from kvstore.io.staging import Staging
 
@@ -24,6 +25,7 @@ _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _BUFFERED = os.O_NONBLOCK
 _DIRECT = os.O_NONBLOCK | os.O_DIRECT
 _MASK = ALIGNMENT - 1
+_MOST_VECTORS = 1024  # IOV_MAX
 
 
 _this_thread = threading.local()
@@ -101,7 +103,9 @@ class RangeReader:
             self._settings.staging.release(self._buffer)
             self._buffer = None
 
-    def read(self, index: int, wanted: ByteRange, consume: Consume, gate: Gate) -> Exception | None:
+    def read(
+        self, index: int, wanted: ByteRange, consume: Consume, into: Into | None, gate: Gate
+    ) -> Exception | None:
         """Read one range and hand it over. Returns what went wrong instead of raising it.
 
         A name that is there and is no plain file is :class:`~kvstore.errors.NotFound`.
@@ -111,7 +115,7 @@ class RangeReader:
                 raise InvalidArgument(f"{wanted}: offset, length and piece cannot be negative")
             if wanted.path != self._path:
                 self._enter_file(wanted.path)
-            return self._deliver(index, wanted, consume, gate) if wanted.length else None
+            return self._deliver(index, wanted, consume, into, gate) if wanted.length else None
         except KVStoreError as error:
             return error
         except OSError as error:
@@ -122,20 +126,31 @@ class RangeReader:
             return absent_or(error, "read", full)
 
     def _deliver(
-        self, index: int, wanted: ByteRange, consume: Consume, gate: Gate
+        self, index: int, wanted: ByteRange, consume: Consume, into: Into | None, gate: Gate
     ) -> Exception | None:
-        """Read and hand over. Returns what ``consume`` raised; the medium's errors are raised."""
+        """Read and hand over. Returns what the consumer raised; the medium's errors are raised."""
         offset, length = wanted.offset, wanted.length
         step = self._step(length, wanted.piece, direct=self._choose(offset, length))
         done = 0
         while done < length:
             size = min(step, length - done)
-            view = self._fetch(offset + done, size)
+            landing = None
+            if into is not None and not self._fd_direct:
+                # Their memory is the caller's: a batch that was given up must not touch it.
+                with gate as abandoned:
+                    if abandoned:
+                        return GIVEN_UP
+                    landing = self._land(into, index, wanted, done, size)
+            if landing is None:
+                view = self._fetch(offset + done, size)
             with gate as abandoned:
                 if abandoned:
                     return GIVEN_UP
                 try:
-                    consume(index, done, view)
+                    if landing is None:
+                        consume(index, done, view)
+                    else:
+                        landing()
                 except Exception as error:  # noqa: BLE001 - the caller's own; it gets it back
                     return error
             done += size
@@ -145,6 +160,27 @@ class RangeReader:
         else:
             traffic.buffered += done
         return None
+
+    def _land(
+        self, into: Into, index: int, wanted: ByteRange, done: int, size: int
+    ) -> Callable[[], None] | None:
+        """Read to where the bytes belong, if the caller says where. Returns what to call then."""
+        landing = into(index, done, size)
+        if landing is None:
+            return None
+        targets, landed = landing
+        position = wanted.offset + done
+        end = position + size
+        pending = targets
+        while pending:
+            got = os.preadv(self._fd, pending[:_MOST_VECTORS], position)
+            position += got
+            if position == end:
+                break
+            if got == 0:
+                raise self._short(end)
+            pending = _rest(pending, got)
+        return landed
 
     # -- files ------------------------------------------------------------------------------------
 
@@ -255,3 +291,12 @@ class RangeReader:
             buffer = self._buffer = staging.acquire(size, self._settings.deadline)
         self._view = buffer[:size]
         return self._view
+
+
+def _rest(views: Sequence[memoryview], done: int) -> Sequence[memoryview]:
+    """What of consecutive views lies after their first ``done`` bytes."""
+    for i, view in enumerate(views):
+        if done < len(view):
+            return [view[done:], *views[i + 1 :]]
+        done -= len(view)
+    return []

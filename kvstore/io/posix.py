@@ -19,7 +19,7 @@ from kvstore.io.local_names import LocalNames, absent_or
 from kvstore.io.local_read import GIVEN_UP, RangeReader, ReadSettings, Traffic, refuse_in_consumer
 from kvstore.io.local_write import create, write_runs, write_whole
 from kvstore.io.oserrors import translated
-from kvstore.io.protocol import Buffer, ByteRange, Consume
+from kvstore.io.protocol import Buffer, ByteRange, Consume, Into
 from kvstore.io.staging import Staging
 from kvstore.io.workers import Gate, Workers
 
@@ -152,14 +152,16 @@ class PosixEngine:
 
     # -- bulk -------------------------------------------------------------------------------------
 
-    def read(self, ranges: Sequence[ByteRange], consume: Consume) -> list[Exception | None]:
+    def read(
+        self, ranges: Sequence[ByteRange], consume: Consume, into: Into | None = None
+    ) -> list[Exception | None]:
         """Read many ranges at once; the result says for each what went wrong, or None."""
         self._check_open()
         refuse_in_consumer()
         small = len(ranges) <= 1 or sum(wanted.length for wanted in ranges) <= SMALL_BATCH_BYTES
         if small and self._deadline is None:
-            return self._read_here(ranges, consume)
-        return self._read_in_threads(ranges, consume)
+            return self._read_here(ranges, consume, into)
+        return self._read_in_threads(ranges, consume, into)
 
     def write(self, path: str, pieces: Sequence[Buffer]) -> None:
         """Write an object whole; it replaces one of that name in one step."""
@@ -260,15 +262,17 @@ class PosixEngine:
         self._workers.reset()
         self._settings = self._new_settings()
 
-    def _read_here(self, ranges: Sequence[ByteRange], consume: Consume) -> list[Exception | None]:
+    def _read_here(
+        self, ranges: Sequence[ByteRange], consume: Consume, into: Into | None
+    ) -> list[Exception | None]:
         reader = RangeReader(self._settings)
         try:
-            return [reader.read(i, ranges[i], consume, _OPEN) for i in range(len(ranges))]
+            return [reader.read(i, ranges[i], consume, into, _OPEN) for i in range(len(ranges))]
         finally:
             reader.close()
 
     def _read_in_threads(
-        self, ranges: Sequence[ByteRange], consume: Consume
+        self, ranges: Sequence[ByteRange], consume: Consume, into: Into | None
     ) -> list[Exception | None]:
         units = _units(ranges, self._threads)
         results: list[Exception | None] = [GIVEN_UP] * len(ranges)
@@ -281,7 +285,7 @@ class PosixEngine:
                 while (unit := next_unit()) < len(units):
                     try:
                         for i in units[unit]:
-                            results[i] = reader.read(i, ranges[i], consume, gate)
+                            results[i] = reader.read(i, ranges[i], consume, into, gate)
                     except BaseException as error:  # noqa: BLE001 - raised again by the caller
                         fatal.append(error)
                     finally:

@@ -47,6 +47,17 @@ has returned or raised. A small batch is read by the calling thread itself. A co
 """
 
 
+Landing = tuple[Sequence[memoryview], Callable[[], None]]
+"""Where bytes belong in the end, in order, and what to call when they are all there."""
+
+Into = Callable[[int, int, int], Landing | None]
+"""``into(range index, offset within the range, length)``, called in an I/O thread before a read.
+
+An answer lets the engine read straight to where the bytes belong, with no staging in between; it
+then calls the second item instead of ``consume``. None: hand them to ``consume``.
+"""
+
+
 class Engine(Protocol):
     """Reads, writes and publishes the objects of one store. Safe between threads and processes.
 
@@ -100,8 +111,12 @@ class Engine(Protocol):
 
     # -- bulk -------------------------------------------------------------------------------------
 
-    def read(self, ranges: Sequence[ByteRange], consume: Consume) -> list[Exception | None]:
+    def read(
+        self, ranges: Sequence[ByteRange], consume: Consume, into: Into | None = None
+    ) -> list[Exception | None]:
         """Read many ranges at once, each handed to ``consume`` as it arrives.
+
+        An engine may use ``into`` for any part of them, or never.
 
         Ranges are started in order. One range's failure does not touch another's; what of a failed
         range was handed over before the failure must not be used.
