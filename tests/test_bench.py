@@ -22,7 +22,7 @@ PEERS = ("block_files", "vllm", "vllm_pages", "safetensors", "zarr", "tensorstor
 ROWS = {
     "llama.cold": (*LOADS, *PEERS),
     "llama.hot": ("limit_copy", *LOADS, *PEERS),
-    "llama.store": ("limit_durable", "durable", "limit", "not_durable"),
+    "llama.store": ("limit_durable", "durable", "limit", "not_durable", "vllm"),
     "smollm.cold": LOADS,
     "smollm.hot": ("limit_copy", *LOADS),
     "lookup": ("small", "medium", "large"),

@@ -22,6 +22,7 @@ class Floor:
         against: row key that it is divided by; None: the row's own rate, in units a second.
         limit: the bound.
         at_most: the bound is an upper one.
+        ceiling: row key of the limit that bounds ``row``, where the bound may be out of its reach.
     """
 
     key: str
@@ -30,6 +31,7 @@ class Floor:
     against: str | None
     limit: float
     at_most: bool = False
+    ceiling: str | None = None
 
 
 FLOORS = (
@@ -70,7 +72,14 @@ FLOORS = (
         1.05,
         at_most=True,
     ),
-    Floor("zarr", "cold load, rate / zarr-python cold", "llama.cold.same", "llama.cold.zarr", 20.0),
+    Floor(
+        "zarr",
+        "cold load, rate / zarr-python cold",
+        "llama.cold.same",
+        "llama.cold.zarr",
+        20.0,
+        ceiling="llama.cold.limit",
+    ),
     Floor("lookup", "prefix lookup, keys a second", "lookup.small", None, 500_000.0),
     Floor(
         "lookup_flat",
@@ -85,10 +94,17 @@ FLOORS = (
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A promise and what came of it; ``value`` is None where a row was not measured."""
+    """A promise and what came of it.
+
+    Attributes:
+        floor: the promise.
+        value: what was measured; None where a row was not.
+        ceiling: what the limit itself reaches, where the floor names one.
+    """
 
     floor: Floor
     value: float | None
+    ceiling: float | None = None
 
     @property
     def met(self) -> bool | None:
@@ -112,7 +128,12 @@ def judge(rows: Mapping[str, Samples]) -> list[Verdict]:
         value: float | None = None
         if row is not None and floor.against is None:
             value = row.rate
-        elif row is not None and floor.against is not None and floor.against in rows:
-            value = ratio(row, rows[floor.against])
-        verdicts.append(Verdict(floor, value))
+        else:
+            value = _ratio(rows, floor.row, floor.against)
+        verdicts.append(Verdict(floor, value, _ratio(rows, floor.ceiling, floor.against)))
     return verdicts
+
+
+def _ratio(rows: Mapping[str, Samples], key: str | None, against: str | None) -> float | None:
+    a, b = rows.get(key or ""), rows.get(against or "")
+    return None if a is None or b is None else ratio(a, b)

@@ -4,13 +4,15 @@ Found as an installed ``vllm``, or as the bare extension file (``--vllm-fs-io PA
 only torch in the process. vLLM reads with O_DIRECT into a CPU staging buffer, one job a request and
 one thread a job, and moves pages to the device from there; so there are two rows, one that stops in
 the staging buffer and one that also copies into paged buffers, as the store does. Jobs run in 4
-threads, as if 4 requests came at once, which is more than one request gets there.
+threads, as if 4 requests came at once, which is more than one request gets there. Hot rows read
+through the page cache, which vLLM does only where O_DIRECT does not work.
 """
 
 from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ ROWS = {
     "vllm": "vLLM fs_io_C, into its staging only",
     "vllm_pages": "vLLM fs_io_C, and copied into pages",
 }
+STORE_ROW = {"vllm": "vLLM fs_io_C, out of its staging, not durable"}
 
 
 def find_fs_io(path: Path | None) -> Any | None:
@@ -126,3 +129,45 @@ def vllm_peers(
             correct=workload.packed_correct,
         ),
     ]
+
+
+def vllm_store_peer(
+    fs_io: Any, workload: Workload, folder: Path, prefix: str, *, direct: bool
+) -> Contender:
+    """Store one file a block out of vLLM's staging buffer, as its tier does: it never syncs.
+
+    Args:
+        fs_io: the extension module.
+        workload: what is stored; copying its pages to the staging buffer is not charged.
+        folder: scratch folder for the files, made anew before each run.
+        prefix: of the row key.
+        direct: write with O_DIRECT, vLLM's way wherever it works.
+    """
+    staging = aligned_buffer(workload.nbytes).reshape(workload.blocks, -1)
+    for block in range(workload.blocks):
+        staging[block] = workload.source[:, block].reshape(-1)
+    paths = [
+        str(folder / f"{block % 256:02x}" / f"{block}.bin") for block in range(workload.blocks)
+    ]
+
+    def before() -> None:
+        if folder.exists():
+            shutil.rmtree(folder)
+
+    def run() -> int:
+        def work(number: int) -> None:
+            mine = range(number, workload.blocks, JOBS)
+            names = [paths[block] for block in mine]
+            views = [staging[block].data for block in mine]
+            fs_io.batch_store_block([f"{name}.tmp" for name in names], names, views, direct)
+
+        in_threads(min(JOBS, workload.blocks), work)
+        return workload.nbytes
+
+    def correct() -> bool:
+        return all(
+            Path(path).read_bytes() == workload.source[:, block].tobytes()
+            for block, path in enumerate(paths)
+        )
+
+    return Contender(f"{prefix}.vllm", STORE_ROW["vllm"], run, before=before, correct=correct)

@@ -62,6 +62,8 @@ def _section_table(section: Section) -> Any:
 def _floor_row(verdict: Verdict) -> tuple[str, str, str, str]:
     sign = "<=" if verdict.floor.at_most else ">="
     value = "not measured" if verdict.value is None else _number(verdict.value)
+    if verdict.ceiling is not None:
+        value += f" (the limit: {_number(verdict.ceiling)})"
     met = {None: "-", True: "[green]yes[/]", False: "[yellow]no[/]"}[verdict.met]
     return verdict.floor.title, f"{sign} {_number(verdict.floor.limit)}", value, met
 

@@ -15,7 +15,7 @@ from kvstore.bench.loads import Stored, load_contenders, store_workload
 from kvstore.bench.lookups import lookup_contenders
 from kvstore.bench.machine import cores, describe
 from kvstore.bench.peer_vllm import ROWS as VLLM_ROWS
-from kvstore.bench.peer_vllm import find_fs_io, vllm_peers
+from kvstore.bench.peer_vllm import STORE_ROW, find_fs_io, vllm_peers, vllm_store_peer
 from kvstore.bench.peers_files import (
     block_files_peer,
     safetensors_peer,
@@ -34,8 +34,8 @@ QUICK_ROUNDS = 1
 SECOND_MODEL_SHARE = 4
 """The second model runs on this fraction of the bytes."""
 
-COPIES = 6
-"""Scratch space, in sizes: extents, raw file, two peers' files, two stores that are written."""
+COPIES = 7
+"""Scratch space, in sizes: extents, raw file, two peers' files, three stores that are written."""
 
 MAX_HOT_THREADS = 4
 
@@ -214,10 +214,16 @@ class _ModelRun:
         prefix = f"{self.key}.store"
         title = f"{self.workload.model.title}: store and commit"
         section = Section(prefix, title, f"{prefix}.limit", "B/s")
-        self.suite.add(
-            section,
-            store_contenders(self.workload, self.raw, self.folder, prefix, self.suite.flag),
-        )
+        flag, fs_io = self.suite.flag, self.suite.fs_io
+        contenders = store_contenders(self.workload, self.raw, self.folder, prefix, flag)
+        if fs_io is None:
+            section.absent = {f"{prefix}.{name}": title for name, title in STORE_ROW.items()}
+        else:
+            folder = self.folder / "vllm"
+            contenders.append(
+                vllm_store_peer(fs_io, self.workload, folder, prefix, direct=bool(flag))
+            )
+        self.suite.add(section, contenders)
 
 
 def run_suite(settings: Settings, progress: Callable[[str], None]) -> Outcome:
@@ -287,6 +293,7 @@ def to_json(outcome: Outcome) -> dict[str, Any]:
                 "limit": v.floor.limit,
                 "at_most": v.floor.at_most,
                 "value": v.value,
+                "ceiling": v.ceiling,
                 "met": v.met,
             }
             for v in outcome.verdicts

@@ -37,7 +37,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "bench",
         help="measure this library, its peers and the machine's limits",
         description="Load, store and look up on this machine, next to raw limits and other "
-        "software, in interleaved rounds; print medians of ratios. Takes minutes, needs 6 times "
+        "software, in interleaved rounds; print medians of ratios. Takes minutes, needs 7 times "
         "--size on disk, and removes all it wrote. Exit status 1 means that some bytes came out "
         "wrong; timing never fails.",
     )
