@@ -596,6 +596,48 @@ def test_threads_are_not_lost_without_end(opened: Open, file: Path, monkeypatch:
     assert engine.read(ranges, nothing) == [None] * 2
 
 
+def test_a_deadline_and_the_callers_memory_do_not_meet(opened: Open, file: Path, monkeypatch: Any):
+    """A read that hangs in memory of the caller could not be given up, so none goes there."""
+    file.read_bytes()
+    engine = opened(deadline=0.2)
+    medium = Medium(monkeypatch)
+    medium.hanging = {0}
+    memory = bytearray(MIB)
+    started = time.monotonic()
+    (result,) = engine.read(
+        [ByteRange("file", 0, MIB)], nothing, lambda *_: ([memoryview(memory)], lambda: None)
+    )
+    assert time.monotonic() - started < 5
+    assert isinstance(result, StorageError)
+    medium.let_go.set()
+    engine.close()
+    assert memory == bytes(MIB)
+
+
+def test_cached_bytes_go_straight_to_where_they_belong(opened: Open, file: Path, monkeypatch: Any):
+    file.read_bytes()
+    engine = opened()
+    real = os.preadv
+    calls: list[int] = []
+
+    def preadv(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+        calls.append(len(buffers))
+        got = real(fd, buffers[:3], offset)
+        return min(got, 5000)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    memory = bytearray(100_000)
+    views = [memoryview(memory)[at : at + 30] for at in range(0, 100_000, 30)]
+    landed: list[int] = []
+    assert engine.read(
+        [ByteRange("file", 7, 100_000)], nothing, lambda *_: (views, lambda: landed.append(1))
+    ) == [None]
+    assert memory == CONTENT[7 : 7 + 100_000]
+    assert landed == [1]
+    assert max(calls) == 1024
+    assert engine._settings.staging.allocated_bytes == 0
+
+
 # -- looking up -----------------------------------------------------------------------------------
 
 

@@ -31,6 +31,14 @@ _MOST_VECTORS = 1024  # IOV_MAX
 _this_thread = threading.local()
 
 
+class _ByCaller(Exception):
+    """Carries what the caller's own function raised past the handling of the medium's errors."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+
 class Gate(Protocol):
     """Lets a thread hand bytes over, or says that the batch was given up."""
 
@@ -116,6 +124,8 @@ class RangeReader:
             if wanted.path != self._path:
                 self._enter_file(wanted.path)
             return self._deliver(index, wanted, consume, into, gate) if wanted.length else None
+        except _ByCaller as error:
+            return error.error
         except KVStoreError as error:
             return error
         except OSError as error:
@@ -128,31 +138,34 @@ class RangeReader:
     def _deliver(
         self, index: int, wanted: ByteRange, consume: Consume, into: Into | None, gate: Gate
     ) -> Exception | None:
-        """Read and hand over. Returns what the consumer raised; the medium's errors are raised."""
+        """Read and hand over. Returns :data:`GIVEN_UP` or None; whatever fails is raised."""
         offset, length = wanted.offset, wanted.length
         step = self._step(length, wanted.piece, direct=self._choose(offset, length))
+        if self._settings.deadline is not None:
+            # A read that hangs in the caller's memory could not be given up.
+            into = None
         done = 0
         while done < length:
             size = min(step, length - done)
-            landing = None
+            landed = None
             if into is not None and not self._fd_direct:
                 # Their memory is the caller's: a batch that was given up must not touch it.
                 with gate as abandoned:
                     if abandoned:
                         return GIVEN_UP
-                    landing = self._land(into, index, wanted, done, size)
-            if landing is None:
+                    landed = self._land(into, index, wanted, done, size)
+            if landed is None:
                 view = self._fetch(offset + done, size)
             with gate as abandoned:
                 if abandoned:
                     return GIVEN_UP
                 try:
-                    if landing is None:
+                    if landed is None:
                         consume(index, done, view)
                     else:
-                        landing()
-                except Exception as error:  # noqa: BLE001 - the caller's own; it gets it back
-                    return error
+                        landed()
+                except Exception as error:
+                    raise _ByCaller(error) from error
             done += size
         traffic = self._settings.traffic
         if self._fd_direct:
@@ -165,21 +178,24 @@ class RangeReader:
         self, into: Into, index: int, wanted: ByteRange, done: int, size: int
     ) -> Callable[[], None] | None:
         """Read to where the bytes belong, if the caller says where. Returns what to call then."""
-        landing = into(index, done, size)
+        try:
+            landing = into(index, done, size)
+        except Exception as error:
+            raise _ByCaller(error) from error
         if landing is None:
             return None
-        targets, landed = landing
+        pending, landed = landing
         position = wanted.offset + done
         end = position + size
-        pending = targets
-        while pending:
+        while position < end and pending:
             got = os.preadv(self._fd, pending[:_MOST_VECTORS], position)
-            position += got
-            if position == end:
-                break
             if got == 0:
                 raise self._short(end)
-            pending = _rest(pending, got)
+            position += got
+            if position < end:
+                pending = _rest(pending, got)
+        if position != end:
+            raise InvalidArgument(f"{wanted}: memory was given for other than its {size} bytes")
         return landed
 
     # -- files ------------------------------------------------------------------------------------

@@ -139,7 +139,7 @@ class PosixEngine:
                         f"{full} has {status.st_size} bytes, more than the {limit} that such an "
                         f"object may have; quarantine it"
                     )
-                return _read_all(fd, full, limit)
+                return _read_all(fd, full, status.st_size)
         finally:
             os.close(fd)
 
@@ -325,14 +325,17 @@ def _units(ranges: Sequence[ByteRange], threads: int) -> list[range]:
     return units
 
 
-def _read_all(fd: int, full: str, limit: int) -> bytes:
+def _read_all(fd: int, full: str, size: int) -> bytes:
     parts = []
-    left = limit + 1
+    left = size + 1  # one more, to see the end
     while left and (part := os.read(fd, left)):
         parts.append(part)
         left -= len(part)
-    if not left:
-        raise Corrupt(f"{full} grew above {limit} bytes while it was read; quarantine it")
+    if left != 1:
+        raise Corrupt(
+            f"{full} had {size} bytes and changed while it was read, so something else writes it; "
+            f"keep that away, or quarantine it"
+        )
     return b"".join(parts)
 
 

@@ -54,7 +54,8 @@ Into = Callable[[int, int, int], Landing | None]
 """``into(range index, offset within the range, length)``, called in an I/O thread before a read.
 
 An answer lets the engine read straight to where the bytes belong, with no staging in between; it
-then calls the second item instead of ``consume``. None: hand them to ``consume``.
+then calls the second item instead of ``consume``. The memory takes just ``length`` bytes; what is
+in it is undefined until the call. None: hand the bytes to ``consume``.
 """
 
 

@@ -26,6 +26,8 @@ CALLS: dict[str, Callable[[Engine, str], object]] = {
     "sync": lambda engine, path: engine.sync([path]),
     "rename from": lambda engine, path: engine.rename(path, "y"),
     "rename to": lambda engine, path: engine.rename("there", path),
+    "link from": lambda engine, path: engine.link(path, "y"),
+    "link to": lambda engine, path: engine.link("there", path),
     "publish from": lambda engine, path: engine.publish(path, "y"),
     "publish to": lambda engine, path: engine.publish("folder", path),
     "discard": lambda engine, path: engine.discard(path),

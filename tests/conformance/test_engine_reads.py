@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvstore.errors import Corrupt, InvalidArgument, NotFound
-from kvstore.io.protocol import ByteRange, Engine
+from kvstore.io.protocol import ByteRange, Engine, Landing
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZE = 3 * MIB + 4097
@@ -216,6 +217,84 @@ def test_after_a_failure_no_more_of_that_range_is_handed_over(
     results = engine.read([ByteRange("a/0", 0, SIZE, 1000)], consume)
     assert isinstance(results[0], OwnError)
     assert calls == [0]
+
+
+class Landings:
+    """Answers where bytes belong, in uneven views, for some pieces; the rest is consumed."""
+
+    def __init__(self, ranges: list[ByteRange], views: int) -> None:
+        self.memory = [np.zeros(max(wanted.length, 0), np.uint8) for wanted in ranges]
+        self.views = views
+        self.asked = 0
+        self.landed = 0
+
+    def consume(self, index: int, offset: int, data: memoryview) -> None:
+        self.memory[index][offset : offset + len(data)] = np.frombuffer(data, np.uint8)
+
+    def into(self, index: int, offset: int, length: int) -> Landing | None:
+        self.asked += 1
+        if index % 3 == 2:
+            return None
+        whole = memoryview(self.memory[index])[offset : offset + length]
+        cuts = sorted({0, length, *np.random.default_rng(index).integers(0, length, self.views)})
+        views = [whole[a:b] for a, b in pairwise(cuts)]
+
+        def done() -> None:
+            self.landed += 1
+
+        return views, done
+
+
+@pytest.mark.parametrize("views", [0, 5, 3000])
+@pytest.mark.parametrize("piece", [0, 100_000])
+def test_an_engine_may_read_to_where_the_bytes_belong(
+    engine: Engine, stored: dict[str, bytes], views: int, piece: int
+):
+    step = 1_000_003
+    ranges = [
+        ByteRange(f"a/{i}", at, min(step, SIZE - at), piece)
+        for i in range(3)
+        for at in range(0, SIZE, step)
+    ]
+    landings = Landings(ranges, views)
+    assert engine.read(ranges, landings.consume, landings.into) == [None] * len(ranges)
+    for wanted, memory in zip(ranges, landings.memory, strict=True):
+        whole = stored[wanted.path][wanted.offset : wanted.offset + wanted.length]
+        assert memory.tobytes() == whole
+    # Not every engine asks, but one that does keeps its word.
+    assert landings.landed <= landings.asked
+    assert bool(landings.landed) == bool(landings.asked)
+
+
+def test_what_goes_wrong_while_landing_is_the_result(engine: Engine, stored: dict[str, bytes]):
+    assert stored
+    ranges = [ByteRange("a/0", 0, MIB) for _ in range(5)]
+    ranges[4] = ByteRange("a/0", 0, SIZE + 1)
+    memory = [bytearray(SIZE + 100) for _ in ranges]
+    asked: list[int] = []
+    landed: list[int] = []
+    error = OwnError("no")
+
+    def fail(index: int) -> None:
+        landed.append(index)
+        if index == 1:
+            raise error
+
+    def into(index: int, _offset: int, length: int) -> Landing | None:
+        asked.append(index)
+        if index == 0:
+            raise error
+        given = length + {2: -1, 3: 1}.get(index, 0)
+        return [memoryview(memory[index])[:given]], lambda: fail(index)
+
+    results = engine.read(ranges, lambda _i, _o, _data: None, into)
+    assert isinstance(results[4], Corrupt)
+    if asked:
+        assert results[0] is error
+        assert results[1] is error
+        assert isinstance(results[2], InvalidArgument)
+        assert isinstance(results[3], InvalidArgument)
+        assert landed == [1]
 
 
 def test_reads_larger_than_the_staging_memory(case: EngineCase, location: str):

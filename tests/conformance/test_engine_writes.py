@@ -104,6 +104,15 @@ def test_writers_must_agree_on_the_size(engine: Engine, size: int):
     assert engine.get("p", 10) == b"0123456789"
 
 
+def test_an_object_is_not_made_when_not_asked(engine: Engine):
+    with pytest.raises(NotFound, match="a/p"):
+        engine.write_into("a/p", 10, [(0, b"1")], create=False)
+    assert engine.list_dir("") == []
+    engine.write_into("a/p", 10, [])
+    engine.write_into("a/p", 10, [(0, b"1")], create=False)
+    assert engine.get("a/p", 10) == b"1" + bytes(9)
+
+
 def _fill(
     rank: int, start: Callable[[], object], case: EngineCase, location: str, size: int, run: int
 ) -> None:
@@ -147,6 +156,19 @@ def test_rename_gives_an_object_its_final_name(engine: Engine):
 def test_rename_of_nothing_is_not_found(engine: Engine):
     with pytest.raises(NotFound, match=r"a\.part"):
         engine.rename("in/a.part", "out/a")
+
+
+def test_link_gives_a_second_name_that_outlives_the_first(engine: Engine):
+    engine.write("ns/abcd/zarr.json", [b"first"])
+    assert engine.link("ns/abcd/zarr.json", "refs/ab/abcd")
+    assert not engine.link("ns/abcd/zarr.json", "refs/ab/abcd")
+    assert engine.discard("ns/abcd")
+    assert engine.get("refs/ab/abcd", 10) == b"first"
+    with pytest.raises(NotFound, match="zarr"):
+        engine.link("ns/abcd/zarr.json", "refs/ab/other")
+    engine.write("ns/other/zarr.json", [b"second"])
+    assert not engine.link("ns/other/zarr.json", "refs/ab/abcd")
+    assert engine.get("refs/ab/abcd", 10) == b"first"
 
 
 def test_publish_moves_a_folder_whole(engine: Engine):
