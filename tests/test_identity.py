@@ -133,6 +133,7 @@ REJECTED = {
     "layers-text": ({"model_layers": "2"}, "model_layers is '2'"),
     "layers-few": ({"model_layers": 1}, "has layer 1, but the model has layers 0 to 0"),
     "groups-none": ({"groups": ()}, "1 to 256 layer groups"),
+    "groups-many": ({"groups": smollm().groups * 257}, "1 to 256 layer groups"),
     "groups-twice": ({"groups": smollm().groups * 2}, "different names"),
 }
 
@@ -144,6 +145,22 @@ def test_rejected(case: str) -> None:
         smollm(**changed)
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"revision": None, "weights_digest": "sha256:00"},
+        {"model": "x" * 4096},
+        {"variants": {f"v{i}": "x" for i in range(256)}},
+        {"model_layers": 4096},
+        {"groups": [replace(smollm().groups[0], name=f"g{i}") for i in range(256)]},
+    ],
+    ids=lambda x: f"{x!r:.40}",
+)
+def test_the_limits_themselves_are_accepted(changed: dict[str, Any]) -> None:
+    made = smollm(**changed)
+    assert identity_from_json(made.to_json(), "x") == made
+
+
 def test_group_by_name(identity: Identity) -> None:
     assert identity.group("mla").name == "mla"
     assert smollm().group() == smollm().group("kv")
@@ -151,6 +168,8 @@ def test_group_by_name(identity: Identity) -> None:
         identity.group("x")
     with pytest.raises(InvalidArgument, match="no layer group None"):
         identity.group()
+    with pytest.raises(InvalidArgument, match="no layer group 'x'"):
+        smollm().group("x")
 
 
 FIELDS = ["model", "model_layers", "revision", "weights_digest", "variants", "key_scheme", "groups"]

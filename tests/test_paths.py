@@ -213,6 +213,10 @@ def test_writer_id_golden() -> None:
     assert paths.writer_id("engine-0", "tp=9") != wanted
 
 
+def test_a_session_may_have_a_long_name() -> None:
+    assert len(paths.writer_id("x" * 4096, "tp=1")) == 16
+
+
 @pytest.mark.parametrize(
     ("session", "fragment"), [("x" * 4097, "4097 characters"), ("\ud800", "is not Unicode text")]
 )
