@@ -71,7 +71,7 @@ def test_damage_is_shown_where_it_is(run: Run, made: Made, extent: str) -> None:
         "c.1.0.0.0.0": ["MISSING", "not", "checked", "not", "checked"],
         "c.1.0.1.0.0": ["ok", "DAMAGED", "ok"],
     }
-    assert "16 chunks of 512 B, 1 do not match, 4 could not be checked" in ran.out
+    assert "16 chunks of 512 B, 1 damaged, 4 not checked" in ran.out
     assert "FAULT  checksum  c.0.0.1.0.0: layer 0, head 2: " in ran.out
     assert "no statistics: " in ran.out
     found = run("show", made.root, extent, "--json")
