@@ -13,11 +13,8 @@ import secrets
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
-import numpy as np
-from crc32c import crc32c
-
 from kvstore.election import elected_ranks
-from kvstore.errors import Corrupt, NotFound, StorageError
+from kvstore.errors import Corrupt, FormatError, NotFound, StorageError
 from kvstore.extent import (
     CommitRecord,
     Writer,
@@ -27,22 +24,35 @@ from kvstore.extent import (
 )
 from kvstore.geometry import LayerGroup
 from kvstore.io.failpoints import reach
-from kvstore.io.protocol import ByteRange, Engine
+from kvstore.io.protocol import Engine
 from kvstore.keys import BlockKeys
 from kvstore.lookup import Lookup
+from kvstore.marks import MAX_MARK_BYTES, Contributor, RunningSums, decode_mark
 from kvstore.parallel import ParallelConfig
 from kvstore.paths import PART_SUFFIX, RECORD, GroupPath, InflightPath, parse_done, writer_id
 from kvstore.plan import shard_parts
 from kvstore.records import encode_plain_group
 from kvstore.report import CommitReport, Missing
-from kvstore.shard import ShardLayout
+from kvstore.seal import seal_shard
 from kvstore.share import all_shares
 from kvstore.write import Span, extent_spans
 
 log = logging.getLogger("kvstore.commit")
 
-Contributors = dict[str, list[tuple[str, bool]]]
-"""Shard -> (rank as ``pp-pcp-tp``, whether it owns the shard whole) of those that fill it."""
+Contributors = dict[str, list[Contributor]]
+"""Shard -> those that fill it."""
+
+Marks = dict[str, dict[str, int]]
+"""Rank as ``pp-pcp-tp`` -> shard -> checksum of what it says it wrote there."""
+
+
+class _Unsealed(Exception):
+    """Bytes of a shard are not what its ranks' marks say."""
+
+    def __init__(self, shard: str, ranks: set[str]) -> None:
+        super().__init__(shard, ranks)
+        self.shard = shard
+        self.ranks = ranks
 
 
 def now() -> str:
@@ -96,17 +106,20 @@ class Committer:
                 report.already.append(key)
                 continue
             wanted = self._contributors(config, model_layers, span.key, by_election)
-            missing = self._missing(key, inflight, wanted)
+            marks = self._marks(inflight)
+            missing = self._missing(key, inflight, wanted, marks)
             published = False
             if missing is None:
+                record = self._record(keys, span, config, session)
                 try:
-                    published = self._publish(inflight, self._record(keys, span, config, session))
+                    published = self._publish(inflight, record, wanted, marks)
                 except NotFound:
                     # The in-flight folder went while this went on: published, or cleaned up after.
-                    everyone = {rank for ranks in wanted.values() for rank, _ in ranks}
-                    missing = self._missing(key, inflight, wanted) or _awaited(
-                        key, wanted, everyone
-                    )
+                    everyone = {c.rank for ranks in wanted.values() for c in ranks}
+                    missing = _awaited(key, wanted, everyone)
+                except _Unsealed as error:
+                    self._forget(inflight, error.ranks)
+                    missing = _awaited(key, [error.shard], error.ranks)
             if published:
                 report.committed.append(key)
             elif missing is None or self._lookup.holds(span.key):
@@ -129,28 +142,50 @@ class Committer:
             found: Contributors = {}
             for name, (_, share) in zip(names, ranks, strict=True):
                 for part in shard_parts(self._group, share):
-                    found.setdefault(part.name, []).append((name, part.whole))
+                    who = Contributor(name, share.lattice, part)
+                    found.setdefault(part.name, []).append(who)
             known[names] = found
         return known[names]
 
-    def _missing(self, key: str, inflight: InflightPath, wanted: Contributors) -> Missing | None:
+    def _marks(self, inflight: InflightPath) -> Marks:
+        """What ranks say they wrote; one that cannot be read says nothing."""
+        marks: Marks = {}
+        for name in self._engine.list_dir(inflight.done_folder):
+            rank = parse_done(name)
+            if rank is not None:
+                path = inflight.done(rank)
+                try:
+                    marks[name] = decode_mark(self._engine.get(path, MAX_MARK_BYTES), path)
+                except (NotFound, FormatError):
+                    marks[name] = {}
+        return marks
+
+    def _missing(
+        self, key: str, inflight: InflightPath, wanted: Contributors, marks: Marks
+    ) -> Missing | None:
         there = set(self._engine.list_dir(inflight.array))
-        done = {n for n in self._engine.list_dir(inflight.done_folder) if parse_done(n)}
         shards, ranks = [], set()
         for name, contributors in wanted.items():
             if name in there:
                 continue
+            filled = name + PART_SUFFIX in there
             late = {
-                rank
-                for rank, whole in contributors
-                if whole or rank not in done or name + PART_SUFFIX not in there
+                c.rank
+                for c in contributors
+                if c.part.whole or not filled or name not in marks.get(c.rank, {})
             }
             if late:
                 shards.append(name)
                 ranks |= late
         if not shards:
             return None
+        self._forget(inflight, ranks & marks.keys())
         return _awaited(key, shards, ranks)
+
+    def _forget(self, inflight: InflightPath, ranks: Iterable[str]) -> None:
+        """Remove marks that do not hold, so that their ranks write again."""
+        for rank in ranks:
+            self._engine.discard(f"{inflight.done_folder}/{rank}")
 
     def _record(
         self, keys: BlockKeys, span: Span, config: ParallelConfig, session: str
@@ -170,15 +205,17 @@ class Committer:
             created=now(),
         )
 
-    def _publish(self, inflight: InflightPath, record: CommitRecord) -> bool:
+    def _publish(
+        self, inflight: InflightPath, record: CommitRecord, wanted: Contributors, marks: Marks
+    ) -> bool:
         """Seal, record and publish one complete extent. False: another process was first.
 
         Raises:
-            NotFound: the in-flight folder is gone.
+            NotFound: the in-flight folder is gone. _Unsealed: a rank's bytes are not there.
         """
         key = record.key.hex()
         final = self._names.extent(key)
-        self._seal(inflight, record, shard_layout(self._group, len(record.blocks)))
+        self._seal(inflight, record, wanted, marks)
         data = encode_extent(self._group, record)
         reach("commit.before_record")
         self._engine.write(f"{inflight.array}/{RECORD}", [data])
@@ -196,12 +233,21 @@ class Committer:
         self._engine.discard(inflight.folder)
         return published
 
-    def _seal(self, inflight: InflightPath, record: CommitRecord, layout: ShardLayout) -> None:
+    def _seal(
+        self, inflight: InflightPath, record: CommitRecord, wanted: Contributors, marks: Marks
+    ) -> None:
+        layout = shard_layout(self._group, len(record.blocks))
+        n = self._group.page_tokens
+        start, stop = record.start_block * n, (record.start_block + len(record.blocks)) * n
         there = set(self._engine.list_dir(inflight.array))
         for name in record.shards:
             if name not in there:
                 reach("commit.before_seal")
-                seal_shard(self._engine, inflight, name, layout)
+                running = RunningSums(wanted[name], start, stop, self._group.token_bytes)
+                claims = {c.rank: marks.get(c.rank, {}).get(name) for c in wanted[name]}
+                wrong = seal_shard(self._engine, inflight, name, layout, running, claims)
+                if wrong:
+                    raise _Unsealed(name, wrong)
                 reach("commit.after_seal")
             size = self._engine.size(inflight.shard(name))
             if size != layout.shard_bytes:
@@ -253,34 +299,3 @@ class Committer:
 
 def _awaited(key: str, shards: Iterable[str], ranks: Iterable[str]) -> Missing:
     return Missing(key, tuple(shards), tuple(r.replace("-", ".") for r in sorted(ranks)))
-
-
-def seal_shard(engine: Engine, inflight: InflightPath, name: str, layout: ShardLayout) -> None:
-    """Finish a shard that several ranks filled: checksums and index, then its final name.
-
-    Several processes may do this at once: they write the same bytes into the same file, and none
-    makes a new one.
-    """
-    part = inflight.part(name)
-    sums = np.zeros(layout.chunks, dtype="<u4")
-
-    def consume(_number: int, offset: int, data: memoryview) -> None:
-        first = offset // layout.stride
-        for i in range(-(-len(data) // layout.stride)):
-            at = i * layout.stride
-            sums[first + i] = crc32c(data[at : at + layout.chunk_bytes])
-
-    outcome = engine.read([ByteRange(part, 0, layout.index_offset, layout.stride)], consume)[0]
-    try:
-        if outcome is not None:
-            raise outcome
-        pieces = [
-            (layout.offset(i) + layout.chunk_bytes, sums[i : i + 1].tobytes())
-            for i in range(layout.chunks)
-        ]
-        pieces.append((layout.index_offset, layout.encode_index()))
-        engine.write_into(part, layout.shard_bytes, pieces, create=False)
-        engine.rename(part, inflight.shard(name))
-    except NotFound:
-        if not engine.exists(inflight.shard(name)):
-            raise

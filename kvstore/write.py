@@ -16,6 +16,7 @@ import numpy as np
 from crc32c import crc32c
 
 from kvstore.election import is_writer
+from kvstore.errors import NotFound
 from kvstore.extent import shard_layout
 from kvstore.geometry import LayerGroup
 from kvstore.io.failpoints import reach
@@ -23,6 +24,7 @@ from kvstore.io.protocol import Buffer, Engine
 from kvstore.io.staging import Staging
 from kvstore.keys import BlockKeys
 from kvstore.lookup import Lookup
+from kvstore.marks import ByteRuns, encode_mark, owned_runs
 from kvstore.parallel import Rank
 from kvstore.paths import GroupPath, InflightPath
 from kvstore.placement import Ints, Placement, place, unit_tokens
@@ -40,6 +42,16 @@ class Span:
     first: int
     stop: int
     key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One extent being written: its shards, and for each what writes it."""
+
+    span: Span
+    inflight: InflightPath
+    parts: list[ShardPart]
+    futures: list[Future[tuple[int, int]]]
 
 
 def extent_spans(group: LayerGroup, keys: BlockKeys, *, tail: bool = True) -> Iterator[Span]:
@@ -105,7 +117,7 @@ class Saver:
         """
         started = time.perf_counter()
         present = not_elected = covered = written = extents = 0
-        jobs: list[tuple[InflightPath, list[str], list[Future[int]]]] = []
+        jobs: list[_Job] = []
         try:
             for span in extent_spans(self._group, keys, tail=tail):
                 covered += span.stop - span.first
@@ -115,17 +127,16 @@ class Saver:
                     not_elected += 1
                 elif not share.empty:
                     jobs.append(self._submit(span, table, share, rank))
-            for inflight, parts, futures in jobs:
-                written += sum(f.result() for f in futures)
-                if parts:
-                    # The mark may survive a power failure only if the bytes it speaks of do, and
-                    # the names of the files that hold them.
-                    self._engine.sync([*parts, inflight.array])
-                    reach("store.before_mark")
-                    self._engine.create(inflight.done((rank.pp, rank.pcp, rank.tp)), b"")
-                extents += 1
+            for job in jobs:
+                try:
+                    written += self._finish(job, rank)
+                    extents += 1
+                except NotFound:
+                    # The in-flight folder went meanwhile: another engine was first with the extent,
+                    # and another rank of this one has cleared up. If it was not: see the commit.
+                    present += self._lookup.holds(job.span.key)
         finally:
-            _settle(f for _, _, futures in jobs for f in futures)
+            _settle(f for job in jobs for f in job.futures)
         return StoreReport(
             extents=extents,
             present=present,
@@ -135,33 +146,56 @@ class Saver:
             seconds=time.perf_counter() - started,
         )
 
-    def _submit(
-        self, span: Span, table: Ints, share: Share, rank: Rank
-    ) -> tuple[InflightPath, list[str], list[Future[int]]]:
-        """Start writing one extent's shards; names those that a mark must speak for."""
+    def _finish(self, job: _Job, rank: Rank) -> int:
+        """Wait until an extent's shards are written, and leave the mark. Returns content bytes."""
+        results = [future.result() for future in job.futures]
+        sums = {
+            part.name: total
+            for part, (_, total) in zip(job.parts, results, strict=True)
+            if not part.whole
+        }
+        if sums:
+            # The mark may survive a power failure only if the bytes it speaks of do, and the names
+            # of the files that hold them.
+            inflight = job.inflight
+            self._engine.sync([*map(inflight.part, sums), inflight.array])
+            reach("store.before_mark")
+            mark = inflight.done((rank.pp, rank.pcp, rank.tp))
+            self._engine.create(mark, encode_mark(sums))
+        return sum(written for written, _ in results)
+
+    def _submit(self, span: Span, table: Ints, share: Share, rank: Rank) -> _Job:
+        """Start writing one extent's shards."""
         inflight = self._names.inflight(span.key.hex(), self._writer)
         n = self._group.page_tokens
         unit = unit_tokens(share.lattice, n, self._local_block_tokens)
         start, stop = span.first * n, span.stop * n
         where = place(share.lattice, unit, self._local_block_tokens, table, start, start, stop)
         parts = shard_parts(self._group, share)
-        shared = [inflight.part(p.name) for p in parts if not p.whole]
+        shared = not all(part.whole for part in parts)
         if shared and self._engine.exists(inflight.done((rank.pp, rank.pcp, rank.tp))):
-            return inflight, [], []
+            return _Job(span, inflight, [], [])
         layout = shard_layout(self._group, span.stop - span.first)
-        futures = [self._pool.submit(self._write, inflight, p, where, layout) for p in parts]
-        return inflight, shared, futures
+        owned = owned_runs(share.lattice, start, stop, self._group.token_bytes)
+        futures = [self._pool.submit(self._write, inflight, p, where, layout, owned) for p in parts]
+        return _Job(span, inflight, parts, futures)
 
     def _write(
-        self, inflight: InflightPath, part: ShardPart, where: Placement, layout: ShardLayout
-    ) -> int:
+        self,
+        inflight: InflightPath,
+        part: ShardPart,
+        where: Placement,
+        layout: ShardLayout,
+        owned: ByteRuns,
+    ) -> tuple[int, int]:
+        """Content bytes written; for a shared shard also their checksum, for the mark."""
         reach("store.before_shard")
         if part.whole:
-            written = self._write_whole(inflight, part, where, layout)
+            result = self._write_whole(inflight, part, where, layout), 0
         else:
-            written = sum(self._write_runs(inflight, part, where, layout))
+            result = self._write_runs(inflight, part, where, layout, owned)
         reach("store.after_shard")
-        return written
+        return result
 
     def _write_whole(
         self, inflight: InflightPath, part: ShardPart, where: Placement, layout: ShardLayout
@@ -183,43 +217,33 @@ class Saver:
         return layout.chunks * layout.chunk_bytes
 
     def _write_runs(
-        self, inflight: InflightPath, part: ShardPart, where: Placement, layout: ShardLayout
-    ) -> Iterator[int]:
+        self,
+        inflight: InflightPath,
+        part: ShardPart,
+        where: Placement,
+        layout: ShardLayout,
+        owned: ByteRuns,
+    ) -> tuple[int, int]:
         size = layout.chunk_bytes
+        written = total = 0
         for run in part.runs:
             nbytes = len(run.slots) * size
             buffer = self._staging.acquire(nbytes)
             try:
                 data = buffer[:nbytes]
                 self._pages.gather(run.slots, where, data, size)
-                pieces = list(self._pieces(run.first, data, where, layout))
+                pieces: list[tuple[int, Buffer]] = []
+                for i in range(len(run.slots)):
+                    place_in_shard = layout.offset(run.first + i)
+                    for start, length in owned:
+                        piece = data[i * size + start : i * size + start + length]
+                        pieces.append((place_in_shard + start, piece))
+                        total = crc32c(piece, total)
+                        written += length
                 self._engine.write_into(inflight.part(part.name), layout.shard_bytes, pieces)
             finally:
                 self._staging.release(buffer)
-            yield sum(len(piece) for _, piece in pieces)
-
-    def _pieces(
-        self, first: int, data: memoryview, where: Placement, layout: ShardLayout
-    ) -> Iterator[tuple[int, Buffer]]:
-        """(offset in the shard, bytes) of what the rank owns of consecutive chunks."""
-        size = layout.chunk_bytes
-        runs = [(0, size)] if where.source is None else self._owned(where)
-        for i in range(len(data) // size):
-            for start, length in runs:
-                at = i * size + start
-                yield layout.offset(first + i) + start, data[at : at + length]
-
-    def _owned(self, where: Placement) -> list[tuple[int, int]]:
-        """(offset, length) in a chunk of the runs of tokens that the rank owns."""
-        source = where.source
-        if source is None or not len(source):
-            return []
-        item = where.unit * self._group.token_bytes
-        breaks = np.flatnonzero(np.diff(source) != 1) + 1
-        firsts = np.concatenate(([0], breaks))
-        lengths = np.diff(np.concatenate((firsts, [len(source)])))
-        starts = source[firsts]
-        return list(zip((starts * item).tolist(), (lengths * item).tolist(), strict=True))
+        return written, total
 
 
 def finish_shard(shard: memoryview, layout: ShardLayout) -> None:
@@ -242,7 +266,7 @@ def finish_shard(shard: memoryview, layout: ShardLayout) -> None:
     shard[layout.index_offset :] = layout.encode_index()
 
 
-def _settle(futures: Iterable[Future[int]]) -> None:
+def _settle(futures: Iterable[Future[tuple[int, int]]]) -> None:
     """Leave no job running on buffers that the caller may reuse."""
     for future in futures:
         if not future.cancel():

@@ -171,7 +171,9 @@ def test_a_chain_that_does_not_fit_is_refused(world: World) -> None:
     ):
         changed = json.loads(good)
         changed["attributes"]["kvstore"][field] = value
-        _restore(world, 3, {**_quarantined_files(world, 3), "zarr.json": json.dumps(changed).encode()})
+        _restore(
+            world, 3, {**_quarantined_files(world, 3), "zarr.json": json.dumps(changed).encode()}
+        )
         ((_, result),) = _load(world)
         assert sorted(result.misses) == [2, 3]
         assert "holds other blocks than its name stands for" in result.misses[2]

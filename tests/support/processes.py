@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from support.world import make_world, seat, small_group
+import numpy as np
+from support.pools import Bytes
+from support.world import Seat, make_world, seat, small_group
 
 from kvstore import CommitReport, ParallelConfig, Rank
 from kvstore.io import failpoints
@@ -79,3 +81,24 @@ def store_and_commit(
         report = one.worker.commit(world.keys)
     failpoints.disarm()
     return report
+
+
+def hits_are_right(one: Seat, truth: Bytes, misses: Iterable[int]) -> bool:
+    """Whether every block of the sequence that is no miss is in the pool, byte for byte."""
+    n = one.group.page_tokens
+    lost = set(misses)
+    for block in range(truth.shape[2] // n):
+        if block in lost:
+            continue
+        tokens = one.held.tokens(block * n, block * n + n)
+        local = one.held.local(tokens)
+        ids, slot = one.table[local // one.pool.tokens], local % one.pool.tokens
+        for i, layer in enumerate(one.held.layers):
+            at = 0
+            for part in one.group.parts:
+                heads = slice(one.held.heads.start, one.held.heads.stop)
+                wanted = truth[layer, heads, :, at : at + part.nbytes][:, tokens].swapaxes(0, 1)
+                if not np.array_equal(one.pool.views[i][part.name][ids, :, slot], wanted):
+                    return False
+                at += part.nbytes
+    return True
