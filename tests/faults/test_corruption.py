@@ -153,7 +153,7 @@ def test_without_verification_damage_would_be_handed_over(world: World) -> None:
     trusting = world.reopen(verify=False)
     one = trusting.seat()
     assert one.worker.load(world.keys, one.table).blocks == 4
-    with pytest.raises(AssertionError, match="1 of .* bytes differ"):
+    with pytest.raises(AssertionError, match=r"1 of .* bytes differ"):
         one.expect(world.truth, 0, 16)
     assert not (world.root / QUARANTINE).exists()
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.world import ONE, World, make_world, small_group, store_all
+from support.pools import Bytes
+from support.world import ONE, World, make_world, seat, small_group, store_all
 
 import kvstore
-from kvstore import Identity
+from kvstore import BlockKeys, Identity
 from kvstore.errors import StorageError
 from kvstore.paths import QUARANTINE
 
@@ -72,8 +74,6 @@ def test_an_extent_of_another_group(tmp_path: Path) -> None:
     a, b = (tmp_path / namespace.path(keys[1], group=g.name) for g in groups)
     shutil.rmtree(a)
     shutil.copytree(b, a)
-    from support.world import seat
-
     one = seat(namespace, ONE, next(ONE.ranks()), total=20, group=groups[0])
     result = one.worker.load(keys, one.table)
     assert "record says group 'b'" in result.misses[0]
@@ -97,10 +97,6 @@ def test_what_is_known_not_to_be_found(world: World) -> None:
 
 
 # -- things that are no plain files ----------------------------------------------------------------
-
-
-def _link(target: Path) -> Callable[[Path], None]:
-    return lambda path: path.symlink_to(target)
 
 
 def _plant(path: Path, kind: str, other: Path) -> None:
@@ -173,7 +169,7 @@ def test_a_vanished_record_loses_no_room_for_ever(world: World) -> None:
 
 
 @pytest.mark.parametrize("kind", ["folder", "link", "dangling", "pipe"])
-def test_in_an_in_flight_shards_place(world: World, tmp_path: Path, kind: str) -> None:
+def test_in_an_in_flight_shards_place(world: World, kind: str) -> None:
     """Nothing wrong is published; the reason is clear; without the thing, all is well."""
     keys, truth = world.sequence(5, 2)
     store_all(world.namespace, ONE, keys, truth, commit=False)
@@ -199,13 +195,13 @@ def test_in_an_in_flight_shards_place(world: World, tmp_path: Path, kind: str) -
     _check(world, keys, truth)
 
 
-def _check(world: World, keys, truth) -> None:
+def _check(world: World, keys: BlockKeys, truth: Bytes) -> None:
     one = world.seat()
     assert one.worker.load(keys, one.table).blocks == 2
     one.expect(truth, 0, 8)
 
 
-# -- a medium that fails -----------------------------------------------------------------------------
+# -- a medium that fails -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("code", ["EIO", "EACCES", "ESTALE"])
@@ -213,12 +209,10 @@ def _check(world: World, keys, truth) -> None:
 def test_a_medium_that_fails_is_a_miss_and_no_verdict(
     world: World, monkeypatch: pytest.MonkeyPatch, call: str, code: str
 ) -> None:
-    import errno
-
     number = getattr(errno, code)
     real = getattr(os, call)
 
-    def fail(*args, **options):
+    def fail(*args: Any, **options: Any) -> Any:
         if call == "preadv" or str(args[0]).endswith(SHARD):
             raise OSError(number, os.strerror(number))
         return real(*args, **options)

@@ -1,4 +1,4 @@
-"""A mark speaks of bytes, not of a file's name: one left over from a folder that went is no mark."""
+"""A mark speaks of bytes, not of a name: one left over from a folder that went is no mark."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def world(tmp_path: Path) -> World:
 
 
 def test_the_folder_goes_while_a_rank_writes(world: World) -> None:
-    """Cleared as another engine was first, then removed there, then begun anew without this rank."""
+    """Cleared as another engine was first, removed there, then begun anew without this rank."""
     first, second = (world.seat(STAGES, Rank(pp=pp), session="slow") for pp in (0, 1))
     first.fill(world.truth)
     second.fill(world.truth)

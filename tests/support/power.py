@@ -60,7 +60,7 @@ class Disk:
     def _keep_folder(self, path: str) -> None:
         with os.scandir(path) as entries:
             names = {e.name: (e.inode(), e.is_dir()) for e in entries}
-        self.folders[os.stat(path).st_ino] = names
+        self.folders[Path(path).stat().st_ino] = names
 
     def cut(self) -> None:
         """The power goes: keep what the disk holds at this moment (the first time only)."""
@@ -82,7 +82,7 @@ class Disk:
                 else:
                     (at / name).write_bytes(files.get(child, b""))
 
-        build(os.stat(self.root).st_ino, target)
+        build(self.root.stat().st_ino, target)
 
 
 def cutting(disk: Disk) -> Callable[[], None]:

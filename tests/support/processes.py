@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support.pools import Bytes
-from support.world import Seat, make_world, seat, small_group
 
 from kvstore import CommitReport, ParallelConfig, Rank
 from kvstore.io import failpoints
+from support.pools import Bytes
+from support.world import Seat, make_world, seat, small_group
 
 _context: Any = None
 
