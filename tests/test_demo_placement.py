@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvstore.demo.matrix import DEFAULT_TEXTS, parse_rows
+from kvstore.demo.matrix import DEFAULT_TEXTS, certify_rows, parse_rows
 from kvstore.demo.placement import (
     POISON,
     PageStyle,
@@ -13,7 +13,7 @@ from kvstore.demo.placement import (
     place,
     shuffled_blocks,
 )
-from kvstore.errors import InvalidArgument
+from kvstore.errors import InvalidArgument, NotCertified
 from kvstore.geometry import LayerGroup
 from kvstore.layout import PageLayout
 from kvstore.parallel import ParallelConfig
@@ -97,6 +97,14 @@ def test_the_rows_show_every_kind_of_parallelism_and_change_of_layout():
 def test_a_row_of_ones_own():
     (row,) = parse_rows([" tp=3 -> tp=9,dcp=3@nhd-packed"])
     assert (str(row.writer), str(row.reader)) == ("tp=3@hnd-packed", "tp=9,dcp=3@nhd-packed")
+
+
+@pytest.mark.parametrize("text", ["tp=4 -> tp=1", "tp=1 -> pp=7", "tp=9,dcp=2 -> tp=3"])
+def test_a_row_that_the_model_does_not_fit_is_refused(text: str):
+    group = LayerGroup.attention_kv(layers=LAYERS, heads=HEADS, head_size=SIZE)
+    certify_rows(parse_rows([]), group, LAYERS)
+    with pytest.raises(NotCertified):
+        certify_rows(parse_rows([text]), group, LAYERS)
 
 
 @pytest.mark.parametrize("text", ["tp=3", "tp=3 -> tp=1 -> tp=2", "tp=3@hdn-packed -> tp=1"])

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from kvstore.demo.placement import PageStyle
 from kvstore.errors import InvalidArgument
+from kvstore.geometry import LayerGroup
 from kvstore.parallel import ParallelConfig
+from kvstore.share import certify
 
 ARROW = "->"
 
@@ -63,6 +65,17 @@ def parse_rows(texts: list[str]) -> list[Row]:
             )
         rows.append(Row(_side(sides[0], "hnd-packed"), _side(sides[1], "nhd-split")))
     return rows
+
+
+def certify_rows(rows: list[Row], group: LayerGroup, model_layers: int) -> None:
+    """Refuse rows that the model's cache cannot be spread over, before anything is computed.
+
+    Raises:
+        NotCertified: a config does not fit the model; the message says why.
+    """
+    for row in rows:
+        for side in (row.writer, row.reader):
+            certify(group, side.config, model_layers)
 
 
 def _side(text: str, default: str) -> Side:

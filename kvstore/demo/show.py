@@ -16,7 +16,7 @@ from kvstore.demo.bits import Bits
 from kvstore.demo.check import compare
 from kvstore.demo.generation import Reference, prefill, resume
 from kvstore.demo.job import CacheFacts
-from kvstore.demo.matrix import Row, Side
+from kvstore.demo.matrix import Row, Side, certify_rows
 from kvstore.demo.model import MODEL_NAME, LoadedModel, load_model
 from kvstore.demo.prompt import QUESTION, prompt_tokens
 from kvstore.demo.report import Outcome, Report
@@ -98,9 +98,19 @@ class _Show:
     def run(self) -> Report:
         options, loaded = self._options, self._loaded
         length = len(self._prefix) + len(self._rest)
+        facts = self._facts()
+        certify_rows(options.rows, facts.identity("none").group(), facts.layers)
         tick = self._bar(f"computing {length:,} tokens", 1 + options.new_tokens)
         computed = prefill(loaded, self._prefix, self._rest, options.new_tokens, tick)
-        stage = self._stage(computed.cache)
+        stage = Stage(
+            root=options.root or self._scratch / "store",
+            work=self._scratch,
+            facts=facts,
+            cache=computed.cache,
+            tokens=self._prefix,
+            start_method=options.start_method,
+            tick=lambda: None,
+        )
         outcomes: list[Outcome] = []
         written: dict[Side, Stored] = {}
         for row in options.rows:
@@ -123,9 +133,9 @@ class _Show:
             outcomes=outcomes,
         )
 
-    def _stage(self, cache: Bits) -> Stage:
+    def _facts(self) -> CacheFacts:
         loaded = self._loaded
-        facts = CacheFacts(
+        return CacheFacts(
             model=MODEL_NAME,
             weights_digest=loaded.digest,
             layers=loaded.layers,
@@ -133,15 +143,6 @@ class _Show:
             head_size=loaded.head_size,
             element=self._options.dtype,
             block_tokens=self._options.block_tokens,
-        )
-        return Stage(
-            root=self._options.root or self._scratch / "store",
-            work=self._scratch,
-            facts=facts,
-            cache=cache,
-            tokens=self._prefix,
-            start_method=self._options.start_method,
-            tick=lambda: None,
         )
 
     def _row(self, stage: Stage, row: Row, stored: Stored, computed: Reference) -> Outcome:
