@@ -85,9 +85,7 @@ def print_report(report: Report, console: Console) -> None:
     """Print the table and what it shows."""
     console.print(_table(report))
     console.print(f"Asked: {report.question}", markup=False, highlight=False)
-    console.print(
-        f"Answered, by every run that was verified: {report.answer}", markup=False, highlight=False
-    )
+    console.print(f"Answered: {report.answer}", markup=False, highlight=False)
     for outcome in report.outcomes:
         if not outcome.verdict.good:
             console.print(
