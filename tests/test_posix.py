@@ -599,7 +599,7 @@ def test_threads_are_not_lost_without_end(opened: Open, file: Path, monkeypatch:
 def test_a_deadline_and_the_callers_memory_do_not_meet(opened: Open, file: Path, monkeypatch: Any):
     """A read that hangs in memory of the caller could not be given up, so none goes there."""
     file.read_bytes()
-    engine = opened(deadline=0.2)
+    engine = opened(deadline=0.2, direct="never")
     medium = Medium(monkeypatch)
     medium.hanging = {0}
     memory = bytearray(MIB)
