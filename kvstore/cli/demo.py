@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
     report = run_demo(options, progress)
     to_stdout = args.json == "-"
     # A table that goes to a file or a pipe is to be as wide as it needs.
-    width = None if sys.stdout.isatty() else 140
+    width = None if sys.stdout.isatty() else 144
     print_report(report, progress if to_stdout else Console(width=width))
     if args.json is not None:
         text = json.dumps(report.to_json(), indent=1) + "\n"
