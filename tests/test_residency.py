@@ -45,16 +45,28 @@ def test_a_range_that_was_read_is(fd: int):
     assert probe.mostly_resident(fd, 2 * MIB, MIB)
     assert probe.mostly_resident(fd, 2 * MIB + 5, 100)
     assert probe.mostly_resident(fd, MIB, 2 * MIB), "half of it is enough"
+    assert probe.mostly_resident(fd, 3 * MIB - 65536, 2 * 65536), "half of it is enough"
+    assert probe.mostly_resident(fd, 3 * MIB - 65536, 3 * 65536) is False
     assert probe.mostly_resident(fd, 0, 8 * MIB) is False
     assert probe.mostly_resident(fd, 4 * MIB, MIB) is False
 
 
 def test_a_range_with_changes_not_yet_on_the_disk_is(fd: int):
     os.pwrite(fd, b"changed", 5 * MIB)
-    assert ResidencyProbe().mostly_resident(fd, 0, 8 * MIB)
+    assert ResidencyProbe().mostly_resident(fd, 5 * MIB - 200_000, 210_000)
+    assert ResidencyProbe().mostly_resident(fd, MIB, 4 * MIB + 1), "at the end of a long range"
     os.fsync(fd)
     forget(fd)
-    assert ResidencyProbe().mostly_resident(fd, 0, 8 * MIB) is False
+    assert ResidencyProbe().mostly_resident(fd, MIB, 4 * MIB + 1) is False
+
+
+def test_of_a_long_range_ends_and_middle_count(fd: int):
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+    probe = ResidencyProbe()
+    os.pread(fd, MIB, 0)
+    assert probe.mostly_resident(fd, 0, 8 * MIB) is False
+    os.pread(fd, MIB, 7 * MIB)
+    assert probe.mostly_resident(fd, 0, 8 * MIB)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP])
