@@ -1,15 +1,16 @@
 """Raw limits: what this machine's disk, page cache and memory allow, with nothing in between.
 
-They move the same number of bytes as the store does, from one file, in large pieces and threads,
-and do nothing else. How near a store comes to them is a measure that survives a change of machine.
+They move the same number of bytes as the store does, in large pieces and threads, and do nothing
+else. How near a store comes to them is a measure that survives a change of machine.
 """
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -87,25 +88,6 @@ class RawFile:
         """Offsets of one thread's pieces; the threads walk side by side."""
         return range(number * piece, self.size, threads * piece)
 
-    def read_direct(self, flag: int) -> int:
-        """Read it all past the page cache: 8 MiB pieces in 4 threads, into memory used again.
-
-        Args:
-            flag: ``O_DIRECT``, or 0 where the file system refuses it.
-        """
-        fd = os.open(self.path, os.O_RDONLY | flag)
-
-        def work(number: int) -> None:
-            staging = self._staging[number].data
-            for offset in self._pieces(number, DIRECT_THREADS, DIRECT_PIECE):
-                _read_exactly(fd, staging[: min(DIRECT_PIECE, self.size - offset)], offset)
-
-        try:
-            in_threads(DIRECT_THREADS, work)
-        finally:
-            os.close(fd)
-        return self.size
-
     def read_hot(self, target: Bytes | None = None) -> int:
         """Read it all from the page cache into small staging memory, and copy it on once if asked.
 
@@ -158,6 +140,48 @@ class RawFile:
         finally:
             os.close(fd)
         return self.size
+
+
+class DirectFiles:
+    """Files read whole, past the page cache: pieces of up to 8 MiB, in 4 threads.
+
+    The files are the store's own shards. A virtual disk may have a cache of its own, which knows
+    files that are read often: a limit from another file, read once a round, would not be one.
+
+    Args:
+        paths: the files.
+        flag: ``O_DIRECT``, or 0 where the file system refuses it.
+    """
+
+    def __init__(self, paths: Sequence[Path], flag: int) -> None:
+        self._flag = os.O_RDONLY | flag
+        self._pieces = [
+            (path, offset, min(DIRECT_PIECE, path.stat().st_size - offset))
+            for path in paths
+            for offset in range(0, path.stat().st_size, DIRECT_PIECE)
+        ]
+        self._staging = [aligned_buffer(DIRECT_PIECE) for _ in range(DIRECT_THREADS)]
+
+    def read(self) -> int:
+        """Read them all; returns their bytes, whatever these are for."""
+        following = itertools.count()
+
+        def work(number: int) -> None:
+            staging = self._staging[number].data
+            while (turn := next(following)) < len(self._pieces):
+                path, offset, length = self._pieces[turn]
+                fd = os.open(path, self._flag)
+                try:
+                    # Whole units, also at the end of a file, where fewer bytes come.
+                    whole = -(-length // DIRECT_ALIGNMENT) * DIRECT_ALIGNMENT
+                    got = os.preadv(fd, [staging[:whole]], offset)
+                finally:
+                    os.close(fd)
+                if got != length:
+                    raise OSError(f"{path} gave {got} of {length} bytes at {offset}")
+
+        in_threads(DIRECT_THREADS, work)
+        return sum(length for _, _, length in self._pieces)
 
 
 def _read_exactly(fd: int, view: memoryview, offset: int) -> None:

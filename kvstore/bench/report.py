@@ -82,7 +82,8 @@ def print_report(outcome: Outcome, console: Console) -> None:
     console.print(
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_bytes'] >> 30} GiB, "
         f"Linux {machine['kernel']}, {disk['type']} on {disk['device']}, "
-        f"Python {machine['python']}; {outcome.settings.nbytes / (1 << 30):.3g} GiB, medians of "
+        f"Python {machine['python']}, load {machine['load_average_1min']:.1f} at the start; "
+        f"{outcome.settings.nbytes / (1 << 30):.3g} GiB, medians of "
         f"{outcome.settings.rounds} interleaved rounds",
         highlight=False,
     )

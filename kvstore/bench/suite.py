@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.bench.floors import Verdict, judge
-from kvstore.bench.limits import RawFile, make_raw_file
+from kvstore.bench.limits import DirectFiles, RawFile, make_raw_file
 from kvstore.bench.loads import Stored, load_contenders, store_workload
 from kvstore.bench.lookups import lookup_contenders
 from kvstore.bench.machine import cores, describe
@@ -28,6 +28,7 @@ from kvstore.bench.stores import store_contenders
 from kvstore.bench.timing import Contender, Samples, measure
 from kvstore.bench.workload import LLAMA, SMOLLM, Workload
 from kvstore.errors import StorageError
+from kvstore.paths import RECORD
 
 QUICK_BYTES = 32 << 20
 QUICK_ROUNDS = 1
@@ -178,8 +179,9 @@ class _ModelRun:
         raw, flag, threads = self.raw, self.suite.flag, self.suite.threads
         if kind == "cold":
             how = "O_DIRECT" if flag else "buffered (no O_DIRECT here)"
-            title = f"limit: {how} 8 MiB x 4 threads"
-            return [Contender(f"{prefix}.limit", title, lambda: raw.read_direct(flag), before)]
+            title = f"limit: {how} of the shards, 8 MiB x 4 threads"
+            shards = [path for path in files_below(self.stored.root) if path.name != RECORD]
+            return [Contender(f"{prefix}.limit", title, DirectFiles(shards, flag).read, before)]
         arena = self.workload.arena_bytes
         return [
             Contender(f"{prefix}.limit", f"limit: preadv, {threads} threads", raw.read_hot),
