@@ -361,6 +361,27 @@ def test_discarding_a_link_leaves_what_it_points_to(opened: Open, tmp_path: Path
     assert (outside / "kept").exists()
 
 
+@pytest.mark.parametrize("size", [0, 50, 99, 101, 10_000])
+def test_a_small_object_that_changes_while_it_is_read_is_corrupt(
+    opened: Open, tmp_path: Path, size: int, monkeypatch: Any
+):
+    path = tmp_path / "record"
+    path.write_bytes(b"x" * 100)
+    real = os.fstat
+
+    def fstat(fd: int) -> os.stat_result:
+        status = real(fd)
+        path.write_bytes(b"y" * size)
+        return status
+
+    engine = opened()
+    assert engine.get("record", 1000) == b"x" * 100
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fstat", fstat)
+        with pytest.raises(Corrupt, match="100 bytes"):
+            engine.get("record", 1000)
+
+
 # -- threads --------------------------------------------------------------------------------------
 
 
