@@ -112,6 +112,10 @@ def test_parts_of_different_sizes_are_never_split() -> None:
         detect_buffers(group, _share(group), _zeros((2, 9, 6, 4, 8)), block_tokens=6)
     found = detect_buffers(group, _share(group), _zeros((9, 4, 6, 11)), block_tokens=6)
     assert found.layers[0][0].nbytes == 22
+    uneven = small_group(layers=1, shard_layers=1, head_size=6, value_size=2, element="int8")
+    halves = [torch.zeros(2, 9, 6, 4, 4, dtype=torch.int8)]
+    with pytest.raises(InvalidArgument, match="no known page layout"):
+        detect_buffers(uneven, _share(uneven), halves, block_tokens=6)
 
 
 def test_latent_pages_and_mixed_pages() -> None:
