@@ -4,6 +4,7 @@ import mmap
 import os
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -147,6 +148,27 @@ def test_many_threads_stay_within_the_bound():
     assert len(worst) == 600
     assert max(worst) <= 512 * KIB
     assert clashes == []
+
+
+def test_large_buffers_ask_for_huge_pages():
+    if not Path("/sys/kernel/mm/transparent_hugepage/enabled").exists():
+        pytest.skip("no huge pages here")
+    staging = Staging(16 * MIB)
+
+    def asked(buffer: memoryview) -> bool:
+        start = f"{address(buffer):x}-"
+        lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+        assert any(line.startswith(start) for line in lines)
+        return " hg" in next(line for line in lines if line.startswith("VmFlags:"))
+
+    assert asked(staging.acquire(2 * MIB))
+    assert asked(staging.acquire(8 * MIB))
+
+
+@pytest.mark.parametrize(("users", "smallest"), [(1, 2 * MIB), (4, 2 * MIB), (5, 64 * KIB)])
+def test_buffers_are_huge_pages_when_all_can_have_one(users: int, smallest: int):
+    staging = Staging(8 * MIB, users)
+    assert [len(staging.acquire(1)) for _ in range(users)] == [smallest] * users
 
 
 def test_close_frees_what_nobody_uses():

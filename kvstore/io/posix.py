@@ -2,8 +2,7 @@
 
 Reading: a range whose pages are cached is read through the page cache in pieces that stay in the
 processor's cache; any other is read directly (``O_DIRECT``) in long runs, so that a load does not
-push a model's weights out of memory. Sizes and the number of threads are measured; see
-``tools/bench_posix.py``.
+push a model's weights out of memory.
 """
 
 from __future__ import annotations
@@ -23,7 +22,9 @@ from kvstore.io.protocol import Buffer, ByteRange, Consume, Into
 from kvstore.io.staging import Staging
 from kvstore.io.workers import Gate, Workers
 
-DEFAULT_THREADS = 4
+# Measured: on two cores 1 to 8 threads read cached files alike, and a virtual disk alike from 2 on;
+# arrays of real ones want several reads at a time, hence 4, and one a core up to 8.
+DEFAULT_THREADS = max(4, min(8, len(os.sched_getaffinity(0))))
 DEFAULT_STAGING_BYTES = 256 << 20
 HOT_BYTES = 1 << 20
 COLD_BYTES = 8 << 20
@@ -250,7 +251,7 @@ class PosixEngine:
         return ReadSettings(
             names=self._names,
             policy=self._policy,
-            staging=Staging(self._max_staging_bytes),
+            staging=Staging(self._max_staging_bytes, users=self._threads),
             traffic=self.traffic,
             hot_bytes=min(HOT_BYTES, share),
             cold_bytes=min(COLD_BYTES, share),
