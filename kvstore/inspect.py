@@ -172,7 +172,9 @@ class _Tally:
         if values.size:
             piece.low, piece.high = float(values.min()), float(values.max())
             piece.mean = float(values.mean(dtype=np.float64))
-            piece.squares = float(np.square(np.subtract(values, piece.mean, dtype=np.float64)).sum())
+            piece.squares = float(
+                np.square(np.subtract(values, piece.mean, dtype=np.float64)).sum()
+            )
         self.merge(piece)
 
     def merge(self, other: _Tally) -> None:

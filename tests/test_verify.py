@@ -33,7 +33,7 @@ def made(tmp_path: Path) -> Made:
 
 def digest(root: Path) -> str:
     total = hashlib.sha256()
-    for path in sorted(root.rglob("*")):
+    for path in [root, *sorted(root.rglob("*"))]:
         status = path.lstat()
         total.update(f"{path} {status.st_mtime_ns} {status.st_nlink} {status.st_size}".encode())
     return total.hexdigest()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -237,7 +236,3 @@ def test_the_reason_follows_from_the_findings() -> None:
     assert "through the page cache" in probes._reason("posix", {"gpu": info, "direct": lacking})
     kvikio = Check("kvikio", "ok", "26.10, GPUDirect Storage is available")
     assert "26.10" in probes._reason("gds", {"kvikio": kvikio})
-
-
-def test_importing_kvikio_is_left_to_another_process() -> None:
-    assert "kvikio" not in sys.modules
