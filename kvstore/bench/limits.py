@@ -6,6 +6,7 @@ else. How near a store comes to them is a measure that survives a change of mach
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import mmap
 import os
@@ -45,9 +46,17 @@ def in_threads(count: int, work: Callable[[int], None]) -> None:
         raise failures[0]
 
 
-def aligned_buffer(nbytes: int) -> Bytes:
-    """Page-aligned private memory, touched, as direct I/O needs it."""
+def aligned_buffer(nbytes: int, *, huge: bool = False) -> Bytes:
+    """Page-aligned private memory, touched, as direct I/O needs it.
+
+    Args:
+        nbytes: its size.
+        huge: in huge pages where the kernel has them, which is quicker to read into.
+    """
     mapped = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if huge:
+        with contextlib.suppress(OSError):
+            mapped.madvise(mmap.MADV_HUGEPAGE)
     memory = np.frombuffer(mapped, dtype=np.uint8)
     memory[:: mmap.PAGESIZE] = 1
     return memory
@@ -82,7 +91,7 @@ class RawFile:
         self.size = size
         self.threads = threads
         count = max(threads, DIRECT_THREADS)
-        self._staging = [aligned_buffer(DIRECT_PIECE) for _ in range(count)]
+        self._staging = [aligned_buffer(DIRECT_PIECE, huge=True) for _ in range(count)]
 
     def _pieces(self, number: int, threads: int, piece: int) -> range:
         """Offsets of one thread's pieces; the threads walk side by side."""
@@ -160,7 +169,7 @@ class DirectFiles:
             for path in paths
             for offset in range(0, path.stat().st_size, DIRECT_PIECE)
         ]
-        self._staging = [aligned_buffer(DIRECT_PIECE) for _ in range(DIRECT_THREADS)]
+        self._staging = [aligned_buffer(DIRECT_PIECE, huge=True) for _ in range(DIRECT_THREADS)]
 
     def read(self) -> int:
         """Read them all; returns their bytes, whatever these are for."""
