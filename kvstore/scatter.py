@@ -7,7 +7,9 @@ other devices a chunk is copied there once and spread by torch indexing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -47,40 +49,56 @@ def pages_of(buffers: PagedBuffers) -> Pages:
     return DevicePages(buffers)
 
 
+_ITEM_BYTES = 64
+_MIN_CUT_BYTES = 512
+
+
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """How one segment moves: items of ``unit`` tokens if its tokens are contiguous, else of one."""
+    """How one unit of one segment moves: ``count`` items, evenly spaced on both sides.
 
-    whole: bool
+    NumPy copies with the interpreter lock released only where an index picks rows of several items,
+    or some 500 rows; so a long run of bytes is cut into items, and two threads copy at once. The
+    sizes are measured.
+    """
+
+    count: int
     nbytes: int
-    step: int
+    page_step: int
+    chunk_step: int
+    row_step: int
     content_offset: int
 
     @classmethod
     def of(cls, segment: Segment, unit: int, token_bytes: int) -> _Run:
-        whole = segment.nbytes == token_bytes == segment.token_stride
-        count = unit if whole else 1
-        return cls(
-            whole, count * segment.nbytes, count * segment.token_stride, segment.content_offset
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """Items of one head of one segment: 1-D, ``factor`` items a block; or [block, slot] if 0."""
-
-    run: _Run
-    factor: int
-    view: NDArray[Any]
+        row_step, offset = unit * segment.token_stride, segment.content_offset
+        if unit > 1 and not segment.nbytes == token_bytes == segment.token_stride:
+            step = segment.token_stride
+            return cls(unit, segment.nbytes, step, token_bytes, row_step, offset)
+        whole = unit * segment.nbytes
+        item = math.gcd(whole, _ITEM_BYTES)
+        if whole < _MIN_CUT_BYTES or item < _ITEM_BYTES:
+            return cls(1, whole, whole, whole, row_step, offset)
+        return cls(whole // item, item, item, item, row_step, offset)
 
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """Chunks of a piece that move alike: their places in the piece, and where each goes."""
+    """Chunks of a piece, in one segment, that move alike: one NumPy call moves them all.
+
+    Attributes:
+        run: how a unit of them moves.
+        places: their places in the piece; None: all of it.
+        starts: row of the pages at which each one's block 0 starts.
+        block_rows: rows from an engine block to the next.
+        unit_rows: rows from a unit of an engine block to the next.
+    """
 
     run: _Run
-    factor: int
-    moves: tuple[tuple[int, NDArray[Any]], ...]
+    places: list[int] | None
+    starts: NDArray[np.int64]
+    block_rows: int
+    unit_rows: int
 
 
 _MAX_BATCHES = 1 << 16
@@ -90,38 +108,51 @@ MIN_RUN_BYTES = 2048
 
 
 class HostPages:
-    """Pages in host memory."""
+    """Pages in host memory.
+
+    All layers' tensors are looked at as one array: rows that start every few bytes, from the lowest
+    byte of any of them to the highest. What lies between the tensors is never touched, as rows are
+    picked by index. So all chunks of a piece move in one call, whichever layer they belong to.
+    """
 
     def __init__(self, buffers: PagedBuffers) -> None:
         self._buffers = buffers
         self._token_bytes = buffers.group.token_bytes
-        self._memory: dict[int, NDArray[np.uint8]] = {}
         self._views: dict[int, memoryview] = {}
-        self._targets: dict[tuple[int, int, int], list[_Target]] = {}
         self._batches: dict[tuple[tuple[tuple[int, int], ...], int], tuple[_Batch, ...]] = {}
+        self._pages: dict[_Run, NDArray[Any]] = {}
+        segments = [s for layer in buffers.layers for s in layer]
+        starts = [_address(s) for s in segments]
+        self._base = min(starts, default=0)
+        end = max((a + _reach(s) for a, s in zip(starts, segments, strict=True)), default=0)
+        memory = (ctypes.c_char * (end - self._base)).from_address(self._base)
+        self._memory = memoryview(memory).cast("B")
+        steps = {n for s in segments for n in (s.block_stride, s.head_stride, s.token_stride)}
+        self._grain = math.gcd(*steps, *(a - self._base for a in starts)) or 1
 
     def scatter(self, slots: Slots, where: Placement, data: memoryview, stride: int) -> None:
         """See :class:`Pages`."""
         if not len(where.block):
             return
         for batch in self._batches_of(slots, where.unit):
-            chunks, index, select = self._items(batch, where, data, len(slots), stride)
-            if select is None:
-                for i, view in batch.moves:
-                    view[index] = chunks[i]
-            else:
-                for i, view in batch.moves:
-                    view[index] = chunks[i][select]
+            chunks, index = self._sides(batch, where, data, len(slots), stride)
+            if where.source is not None:
+                chunks = chunks[:, where.source]
+            self._rows(batch.run)[index] = chunks if batch.places is None else chunks[batch.places]
 
     def gather(self, slots: Slots, where: Placement, data: memoryview, stride: int) -> None:
         """See :class:`Pages`."""
         if not len(where.block):
             return
         for batch in self._batches_of(slots, where.unit):
-            chunks, index, select = self._items(batch, where, data, len(slots), stride)
-            columns: Any = slice(None) if select is None else select
-            for i, view in batch.moves:
-                chunks[i, columns] = view[index]
+            chunks, index = self._sides(batch, where, data, len(slots), stride)
+            columns: Any = slice(None) if where.source is None else where.source
+            found = self._rows(batch.run)[index]
+            if batch.places is None:
+                chunks[:, columns] = found
+            else:
+                for place, rows in zip(batch.places, found, strict=True):
+                    chunks[place, columns] = rows
 
     def runs(
         self, slots: Slots, where: Placement, chunk_bytes: int
@@ -149,77 +180,85 @@ class HostPages:
         return out
 
     def _bytes(self, tensor: torch.Tensor) -> memoryview:
-        """The same as :meth:`_storage`, to be cut."""
+        """The whole memory that a tensor is a view of, to be cut."""
+        import torch
+
         found = self._views.get(id(tensor))
         if found is None:
-            found = self._views[id(tensor)] = self._storage(tensor).data
+            flat = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+            found = self._views[id(tensor)] = flat.numpy().data
         return found
 
-    def _items(
+    def _sides(
         self, batch: _Batch, where: Placement, data: memoryview, count: int, stride: int
-    ) -> tuple[NDArray[Any], Any, Any]:
-        """Items ``[chunk, unit]`` of the piece, index into the targets, units of a chunk used."""
-        w = where if batch.run.whole else where.split()
-        used = len(w.block) if w.source is None else int(w.source[-1]) + 1
+    ) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Units ``[chunk, unit, item]`` of the piece, and the row of each in the pages."""
+        run = batch.run
+        used = len(where.block) if where.source is None else int(where.source[-1]) + 1
         chunks: NDArray[Any] = np.ndarray(
-            (count, used),
-            f"V{batch.run.nbytes}",
+            (count, used, run.count),
+            f"V{run.nbytes}",
             data,
-            batch.run.content_offset,
-            (stride, w.unit * self._token_bytes),
+            run.content_offset,
+            (stride, where.unit * self._token_bytes, run.chunk_step),
         )
-        index: Any = w.block * batch.factor + w.slot if batch.factor else (w.block, w.slot)
-        return chunks, index, w.source
+        rows = where.block * batch.block_rows + where.slot * batch.unit_rows
+        return chunks, batch.starts[:, None] + rows
+
+    def _rows(self, run: _Run) -> NDArray[Any]:
+        """The pages as rows of one unit each, ``[row, item]``; rows overlap."""
+        found = self._pages.get(run)
+        if found is None:
+            reach = (run.count - 1) * run.page_step + run.nbytes
+            rows = (len(self._memory) - reach) // self._grain + 1
+            steps = (self._grain, run.page_step)
+            dtype = f"V{run.nbytes}"
+            found = np.ndarray((rows, run.count), dtype, self._memory, 0, steps)
+            self._pages[run] = found
+        return found
 
     def _batches_of(self, slots: Slots, unit: int) -> tuple[_Batch, ...]:
         """How the chunks of such a piece move; the same pieces come again with every extent."""
         key = (tuple(slots), unit)
         found = self._batches.get(key)
         if found is None:
-            groups: dict[tuple[int, _Run, int], list[tuple[int, NDArray[Any]]]] = {}
-            for i, (layer, head) in enumerate(slots):
-                for s, target in enumerate(self._targets_of(layer, head, unit)):
-                    alike = groups.setdefault((s, target.run, target.factor), [])
-                    alike.append((i, target.view))
-            found = tuple(_Batch(run, f, tuple(moves)) for (_, run, f), moves in groups.items())
+            found = tuple(self._plan(slots, unit))
             if len(self._batches) >= _MAX_BATCHES:
                 self._batches.clear()
             self._batches[key] = found
         return found
 
-    def _targets_of(self, layer: int, head: int, unit: int) -> list[_Target]:
-        key = (layer, head, unit)
-        found = self._targets.get(key)
-        if found is None:
-            found = [self._target(s, head, unit) for s in self._buffers.layers[layer]]
-            self._targets[key] = found
-        return found
+    def _plan(self, slots: Slots, unit: int) -> Iterator[_Batch]:
+        groups: dict[tuple[int, _Run, int], list[tuple[int, int]]] = {}
+        for i, (layer, head) in enumerate(slots):
+            for n, s in enumerate(self._buffers.layers[layer]):
+                run = _Run.of(s, unit, self._token_bytes)
+                start = _address(s) + head * s.head_stride - self._base
+                alike = groups.setdefault((n, run, s.block_stride), [])
+                alike.append((i, start // self._grain))
+        for (_, run, block_stride), members in groups.items():
+            yield _Batch(
+                run,
+                None if len(members) == len(slots) else [i for i, _ in members],
+                np.array([start for _, start in members], dtype=np.int64),
+                block_stride // self._grain,
+                run.row_step // self._grain,
+            )
 
-    def _target(self, s: Segment, head: int, unit: int) -> _Target:
-        run = _Run.of(s, unit, self._token_bytes)
-        slots = s.tokens // unit if run.whole else s.tokens
-        memory = self._storage(s.tensor)
-        start = s.address + head * s.head_stride
-        dtype = f"V{run.nbytes}"
-        if run.step and s.block_stride and s.block_stride % run.step == 0:
-            factor = s.block_stride // run.step
-            length = (s.blocks - 1) * factor + slots
-            flat: NDArray[Any] = np.ndarray((length,), dtype, memory.data, start, (run.step,))
-            return _Target(run, factor, flat)
-        shape, strides = (s.blocks, slots), (s.block_stride, run.step)
-        return _Target(run, 0, np.ndarray(shape, dtype, memory.data, start, strides))
 
-    def _storage(self, tensor: torch.Tensor) -> NDArray[np.uint8]:
-        """The whole memory that a tensor is a view of, as bytes."""
-        import torch
+def _address(s: Segment) -> int:
+    """Where block 0, head 0, token 0 of a segment is in memory."""
+    return int(s.tensor.untyped_storage().data_ptr()) + s.address
 
-        storage = tensor.untyped_storage()
-        found = self._memory.get(storage.data_ptr())
-        if found is None:
-            flat = torch.empty(0, dtype=torch.uint8).set_(storage)
-            found = flat.numpy()
-            self._memory[storage.data_ptr()] = found
-        return found
+
+def _reach(s: Segment) -> int:
+    """Bytes from there to the end of the segment's last token."""
+    steps = (
+        (s.blocks, s.block_stride),
+        (s.heads, s.head_stride),
+        (s.tokens, s.token_stride),
+    )
+    return sum((count - 1) * step for count, step in steps) + s.nbytes
 
 
 class DevicePages:
