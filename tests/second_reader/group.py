@@ -9,7 +9,8 @@ import itertools
 from typing import Any
 
 import numpy as np
-from rules import CARRIERS, Json, check, need
+
+from second_reader.rules import CARRIERS, Json, check, need
 
 
 class Group:

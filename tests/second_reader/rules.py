@@ -1,7 +1,7 @@
 """The rules of the format, version 1, as a reader checks them: names, keys, JSON, field tables.
 
-Written from the specification alone, for ``spec/reader.py``; shares no code with the kvstore
-package. A rule's name is the one in spec/10-rejections.md.
+Written from the specification alone; shares no code with the kvstore package. A rule's name is
+the one in spec/10-rejections.md.
 """
 
 from __future__ import annotations
