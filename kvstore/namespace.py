@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import secrets
@@ -219,11 +220,13 @@ class Namespace:
         """All committed extents, in order of key within each layer group."""
         groups = self.identity.groups if group is None else (self.identity.group(group),)
         engine = self._runtime.engine
+        digits = 2 * self.identity.key_scheme.key_bytes
         for g in groups:
             names = self._names[g.name]
             for xx in filter(is_fanout, engine.list_dir(names.folder)):
                 for key in filter(is_key, engine.list_dir(f"{names.folder}/{xx}")):
-                    if key[:2] == xx and engine.exists(names.record(key)):
+                    placed = key[:2] == xx and len(key) == digits
+                    if placed and engine.exists(names.record(key)):
                         yield ExtentInfo(self.name, g, key, names.extent(key))
 
     def record(self, key: str | bytes, *, group: str | None = None) -> CommitRecord:
@@ -242,16 +245,18 @@ class Namespace:
         """
         name = _hex(key)
         chosen = self.identity.group(group).name
-        names, engine = self._names[chosen], self._runtime.engine
+        names, lookup = self._names[chosen], self._lookups[chosen]
+        engine = self._runtime.engine
         try:
-            blocks = self._lookups[chosen].record(name).blocks[:-1]
-        except (NotFound, StorageError):
-            blocks = ()
+            blocks = lookup.record(name).blocks[:-1]
         except KVStoreError:
-            blocks = ()  # damaged: its hints lead nowhere, and lookups see that
+            blocks = ()  # absent or damaged: its hints lead nowhere, and lookups see that
         removed = engine.discard(names.extent(name))
         for block in blocks:
-            engine.discard(names.ref(block.hex()))
+            # A hint may name another extent that holds the block. Losing one is no failure.
+            with contextlib.suppress(NotFound, StorageError):
+                if lookup.referred(block.hex()) is None:
+                    engine.discard(names.ref(block.hex()))
         return removed
 
     def quarantine(self, key: str | bytes, reason: str, *, group: str | None = None) -> None:

@@ -137,6 +137,9 @@ def test_extents_are_listed_and_only_they(world: World) -> None:
     misplaced = folder.parent / ("ff" if folder.name != "ff" else "fe") / world.folder(1).name
     misplaced.mkdir(parents=True)
     (misplaced / "zarr.json").write_text("{}")
+    too_short = folder / (folder.name + "0" * 30)
+    too_short.mkdir()
+    (too_short / "zarr.json").write_text("{}")
     assert list(world.namespace.extents()) == listed
 
 
@@ -168,6 +171,28 @@ def test_removed_is_a_miss_for_everyone_and_leaves_nothing(world: World) -> None
     one = world.seat()
     assert one.worker.load(world.keys, one.table).misses == dict.fromkeys(range(5), "not stored")
     assert one.pool.snapshot() == world.seat().pool.snapshot()
+
+
+def test_removing_one_of_two_branches_keeps_the_others_hint(tmp_path: Path) -> None:
+    world = make_world(tmp_path)
+    chains = [world.namespace.keys([0, 1, 2, 3, n, n, n, n]) for n in (7, 8)]
+    for i, keys in enumerate(chains):
+        store_all(world.namespace, ONE, keys, world.sequence(i, 2)[1])
+    assert chains[0][0] == chains[1][0]
+    assert world.namespace.remove(chains[1][1])
+    # The hint for the block that both have names the first branch, which is still there.
+    assert world.namespace.match_prefix(chains[1]).blocks == 1
+    assert world.namespace.remove(chains[0][1])
+    assert world.namespace.match_prefix(chains[1]).blocks == 0
+    assert not list((tmp_path / "__kvstore__" / "refs").rglob(chains[0][0].hex()))
+
+
+def test_a_hint_that_cannot_be_removed_is_no_failure(world: World) -> None:
+    from kvstore.io import failpoints
+
+    with failpoints.armed("posix.discard.before_rename", "error", skip=1):
+        assert world.namespace.remove(world.keys[1])
+    assert world.namespace.match_prefix(world.keys).blocks == 0
 
 
 def test_a_damaged_record_can_be_removed(world: World) -> None:
