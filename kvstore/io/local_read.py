@@ -111,6 +111,11 @@ class RangeReader:
             self._settings.staging.release(self._buffer)
             self._buffer = None
 
+    @property
+    def buffered(self) -> bool:
+        """Whether the last range that was read came through the page cache."""
+        return self._path is not None and not self._fd_direct
+
     def read(
         self, index: int, wanted: ByteRange, consume: Consume, into: Into | None, gate: Gate
     ) -> Exception | None:

@@ -7,6 +7,7 @@ push a model's weights out of memory.
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 import weakref
@@ -24,7 +25,7 @@ from kvstore.io.workers import Gate, Workers
 
 # Measured: on two cores 1 to 8 threads read cached files alike, and a virtual disk alike from 2 on;
 # arrays of real ones want several reads at a time, hence 4, and one a core up to 8.
-DEFAULT_THREADS = max(4, min(8, len(os.sched_getaffinity(0))))
+DEFAULT_THREADS = 8
 DEFAULT_STAGING_BYTES = 256 << 20
 HOT_BYTES = 1 << 20
 COLD_BYTES = 8 << 20
@@ -279,11 +280,16 @@ class PosixEngine:
         results: list[Exception | None] = [GIVEN_UP] * len(ranges)
         settings = self._settings
         fatal: list[BaseException] = []
+        arrived = itertools.count()
+        cores = len(os.sched_getaffinity(0))
 
         def work(next_unit: Callable[[], int], gate: Gate, finished: Callable[[], None]) -> None:
             reader = RangeReader(settings)
+            # Threads beyond the cores keep a device busy while others check and scatter. Where the
+            # bytes are cached they would only get in each other's way.
+            spare = next(arrived) >= cores
             try:
-                while (unit := next_unit()) < len(units):
+                while not (spare and reader.buffered) and (unit := next_unit()) < len(units):
                     try:
                         for i in units[unit]:
                             results[i] = reader.read(i, ranges[i], consume, into, gate)
