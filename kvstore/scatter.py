@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.buffers import PagedBuffers
+from kvstore.errors import InvalidArgument
 from kvstore.placement import Placement
 from kvstore.segments import Segment
 
@@ -40,6 +41,9 @@ class Pages(Protocol):
         self, slots: Slots, where: Placement, chunk_bytes: int
     ) -> list[list[memoryview]] | None:
         """The memory of each whole chunk as a few long runs, in order; None where it is not so."""
+
+    def require_unmoved(self) -> None:
+        """Check that the buffers are still where they were; raises InvalidArgument."""
 
 
 def pages_of(buffers: PagedBuffers) -> Pages:
@@ -123,6 +127,7 @@ class HostPages:
         self._pages: dict[_Run, NDArray[Any]] = {}
         segments = [s for layer in buffers.layers for s in layer]
         starts = [_address(s) for s in segments]
+        self._segments, self._starts = segments, starts
         self._base = min(starts, default=0)
         end = max((a + _reach(s) for a, s in zip(starts, segments, strict=True)), default=0)
         memory = (ctypes.c_char * (end - self._base)).from_address(self._base)
@@ -134,6 +139,7 @@ class HostPages:
         """See :class:`Pages`."""
         if not len(where.block):
             return
+        where = self._countable(where)
         for batch in self._batches_of(slots, where.unit):
             chunks, index = self._sides(batch, where, data, len(slots), stride)
             if where.source is not None:
@@ -144,6 +150,7 @@ class HostPages:
         """See :class:`Pages`."""
         if not len(where.block):
             return
+        where = self._countable(where)
         for batch in self._batches_of(slots, where.unit):
             chunks, index = self._sides(batch, where, data, len(slots), stride)
             columns: Any = slice(None) if where.source is None else where.source
@@ -178,6 +185,22 @@ class HostPages:
             start = s.address + head * s.head_stride
             out.append([memory[start + at : start + at + nbytes] for at in within])
         return out
+
+    def require_unmoved(self) -> None:
+        """See :class:`Pages`."""
+        if [_address(s) for s in self._segments] != self._starts:
+            raise InvalidArgument(
+                "the memory of the paged buffers is elsewhere than when the worker was made "
+                "(resize_ and share_memory_ move it); make new buffers and a new worker"
+            )
+
+    def _countable(self, where: Placement) -> Placement:
+        """Placement in tokens if rows of whole units, which overlap, are too many bytes for NumPy.
+
+        So it is with long units in tensors that lie far apart and at addresses of no common step.
+        """
+        rows = len(self._memory) // self._grain + 1
+        return where if rows * where.unit * self._token_bytes < 1 << 63 else where.split()
 
     def _bytes(self, tensor: torch.Tensor) -> memoryview:
         """The whole memory that a tensor is a view of, to be cut."""
@@ -306,6 +329,9 @@ class DevicePages:
         """Never: the kernel reads into host memory only."""
         del slots, where, chunk_bytes
         return None
+
+    def require_unmoved(self) -> None:
+        """See :class:`Pages`: a tensor's address is asked for anew at each move."""
 
     def _index(self, tokens: Placement) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         import torch

@@ -71,14 +71,14 @@ class Worker:
         self._committer = committer
         self._model_layers = model_layers
         self._counters = counters
-        pages = pages_of(buffers)
+        pages = self._pages = pages_of(buffers)
         parts = (runtime.engine, lookup, group, names)
         self._loader = Loader(
             *parts, share, pages, buffers.block_tokens, quarantine, verify=runtime.verify
         )
         writer = "" if session is None else writer_id(session, str(config))
         self._saver = Saver(
-            *parts, writer, pages, buffers.block_tokens, runtime.staging, runtime.pool
+            *parts, writer, pages, buffers.block_tokens, runtime.staging, lambda: runtime.pool
         )
 
     def load(
@@ -97,6 +97,7 @@ class Worker:
         Raises:
             InvalidArgument: block ids or layers are out of range. Nothing was read.
         """
+        self._pages.require_unmoved()
         layers = self._check_layers(layers)
         loading = self._loader.prepare(keys, block_table(block_ids, self.buffers.blocks))
         return self._count(loading.run(layers))
@@ -114,6 +115,7 @@ class Worker:
         Raises:
             InvalidArgument: as :meth:`load`.
         """
+        self._pages.require_unmoved()
         loading = self._loader.prepare(keys, block_table(block_ids, self.buffers.blocks))
         return self._layers(loading)
 
@@ -173,6 +175,7 @@ class Worker:
             StorageError: the medium failed; nothing became visible, and calling again goes on.
         """
         self._session()
+        self._pages.require_unmoved()
         share, rank = self.share, self.rank
         if stand_in_for is not None:
             rank = stand_in_for

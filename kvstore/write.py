@@ -8,7 +8,7 @@ are there; ``commit`` seals such shards. Nothing written here is visible to any 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
@@ -81,7 +81,7 @@ class Saver:
         pages: mover of chunks out of the rank's buffers.
         local_block_tokens: local tokens of an engine block.
         staging: memory that shards are built in.
-        pool: threads that build and write shards.
+        pool: gives the threads that build and write shards; others after a fork.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Saver:
         pages: Pages,
         local_block_tokens: int,
         staging: Staging,
-        pool: Executor,
+        pool: Callable[[], Executor],
     ) -> None:
         self._engine = engine
         self._lookup = lookup
@@ -177,7 +177,8 @@ class Saver:
             return _Job(span, inflight, [], [])
         layout = shard_layout(self._group, span.stop - span.first)
         owned = owned_runs(share.lattice, start, stop, self._group.token_bytes)
-        futures = [self._pool.submit(self._write, inflight, p, where, layout, owned) for p in parts]
+        submit = self._pool().submit
+        futures = [submit(self._write, inflight, p, where, layout, owned) for p in parts]
         return _Job(span, inflight, parts, futures)
 
     def _write(

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import mmap
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.pools import LAYOUTS, Bytes, Pool, suits
 from support.world import small_group
 from tiny import GROUPS
 
+import kvstore
+from kvstore.buffers import PagedBuffers
+from kvstore.errors import InvalidArgument
 from kvstore.geometry import LayerGroup
+from kvstore.identity import Identity
+from kvstore.parallel import ParallelConfig, Rank
 from kvstore.placement import Placement, place, unit_tokens
 from kvstore.scatter import DevicePages, HostPages, pages_of
 from kvstore.share import TokenLattice
@@ -152,3 +160,45 @@ def test_nothing_wanted_moves_nothing() -> None:
 def test_host_memory_is_moved_by_the_host() -> None:
     pool = LAYOUTS["packed-hnd"](small_group(), 4, 4, 5, TOKENS)
     assert isinstance(pages_of(pool.buffers), HostPages)
+
+
+def test_long_units_far_apart_at_odd_addresses(tmp_path: Path) -> None:
+    """NumPy counts the bytes of overlapping rows, which were more than fit 63 bits here."""
+    tokens = 1024
+    group = LayerGroup.attention_kv(
+        layers=2, heads=1, head_size=64, block_tokens=tokens, extent_blocks=1
+    )
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
+    span, size = 1 << 46, tokens * group.token_bytes
+    try:
+        far = torch.frombuffer(mmap.mmap(-1, span, flags=flags), dtype=torch.uint8)
+    except OSError:
+        pytest.skip("this machine lends no address space that it does not have")
+    ends = [far[:size], far[span - 1 - size : span - 1]]
+    pages = [t.view(1, 1, tokens, group.token_bytes) for t in ends]
+    for page in pages:
+        page.random_(0, 255)
+    wanted = [page.clone() for page in pages]
+
+    identity = Identity("far", model_layers=2, groups=(group,), revision="1")
+    with kvstore.open(tmp_path) as store:
+        namespace = store.namespace(identity)
+        buffers = PagedBuffers.packed(group, pages)
+        worker = namespace.worker(ParallelConfig(), Rank(), buffers)
+        keys = namespace.keys(range(tokens))
+        worker.store(keys, [0])
+        worker.commit(keys)
+        for page in pages:
+            page.zero_()
+        assert worker.load(keys, [0]).blocks == 1
+    assert all(torch.equal(a, b) for a, b in zip(pages, wanted, strict=True))
+
+
+def test_memory_that_has_moved_is_refused() -> None:
+    group = GROUPS["gqa"]()
+    layers = [torch.zeros(3, 4, 4, 16, dtype=torch.bfloat16) for _ in range(4)]
+    pages = pages_of(PagedBuffers.packed(group, layers))
+    pages.require_unmoved()
+    layers[2].share_memory_()
+    with pytest.raises(InvalidArgument, match="elsewhere than when the worker was made"):
+        pages.require_unmoved()

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from support.pools import LAYOUTS, suits
 from support.reference import Held
 from support.world import ONE, Seat, World, make_world, seats, small_group, store_all
 from tiny import GROUPS
 
+import kvstore
 from kvstore.buffers import PagedBuffers
 from kvstore.errors import InvalidArgument, NotCertified
 from kvstore.geometry import LayerGroup
+from kvstore.identity import Identity
 from kvstore.io.failpoints import armed
 from kvstore.parallel import ParallelConfig, Rank
 from kvstore.report import Missing
@@ -347,3 +353,41 @@ def test_no_keys_no_work(world: World) -> None:
     assert one.worker.commit(world.keys[:0]).complete
     assert list(one.worker.load_layers(world.keys[:0], [])) != []
     assert world.namespace.match_prefix(world.keys[:0]).blocks == 0
+
+
+@pytest.mark.parametrize("call", ["load", "load_layers", "store"])
+def test_buffers_that_have_moved_are_not_touched(tmp_path: Path, call: str) -> None:
+    group = GROUPS["gqa"]()
+    layers = [torch.zeros(3, 4, 4, 16, dtype=torch.bfloat16) for _ in range(4)]
+    identity = Identity("moved", model_layers=4, groups=(group,), revision="1")
+    with kvstore.open(tmp_path) as store:
+        namespace = store.namespace(identity)
+        worker = namespace.worker(ONE, Rank(), PagedBuffers.packed(group, layers))
+        layers[1].share_memory_()
+        with pytest.raises(InvalidArgument, match="elsewhere"):
+            getattr(worker, call)(namespace.keys(range(8)), [0, 1])
+
+
+def test_a_worker_made_before_a_fork_stores_in_the_child(tmp_path: Path) -> None:
+    script = textwrap.dedent(
+        """
+        import os, signal, sys
+        import kvstore, torch
+        group = kvstore.LayerGroup.attention_kv(layers=1, heads=1, head_size=8, block_tokens=4)
+        identity = kvstore.Identity("fork", model_layers=1, groups=(group,), revision="1")
+        namespace = kvstore.open(sys.argv[1]).namespace(identity)
+        pages = [torch.zeros(4, 1, 4, 16, dtype=torch.bfloat16)]
+        buffers = kvstore.PagedBuffers.packed(group, pages)
+        worker = namespace.worker(kvstore.ParallelConfig(), kvstore.Rank(), buffers)
+        worker.store(namespace.keys(range(8)), [0, 1])
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            keys = namespace.keys(range(8, 16))
+            worker.store(keys, [0, 1])
+            os._exit(0 if worker.commit(keys).complete else 1)
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        """
+    )
+    command = [sys.executable, "-W", "ignore", "-c", script, str(tmp_path)]
+    assert subprocess.run(command, check=False, timeout=60).returncode == 0
