@@ -148,6 +148,19 @@ class BlockKeys(Sequence[bytes]):
         return self.parent if index == 0 else self._keys[index - 1]
 
 
+def require_keys(keys: object) -> None:
+    """Refuse anything but the keys of one sequence: their place in it matters.
+
+    Raises:
+        InvalidArgument: as said.
+    """
+    if not isinstance(keys, BlockKeys):
+        raise InvalidArgument(
+            f"keys must be what Namespace.keys or Namespace.engine_keys gave, or a slice of it, "
+            f"not {type(keys).__name__}"
+        )
+
+
 def root_key(salt: bytes = b"") -> bytes:
     """The parent of every sequence's first block, for one tenant's salt.
 

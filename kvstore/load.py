@@ -28,7 +28,7 @@ from kvstore.errors import (
 from kvstore.extent import CommitRecord
 from kvstore.geometry import LayerGroup
 from kvstore.io.protocol import ByteRange, Engine
-from kvstore.keys import BlockKeys
+from kvstore.keys import BlockKeys, require_keys
 from kvstore.lookup import Hit, Lookup
 from kvstore.paths import GroupPath
 from kvstore.placement import Ints, Placement, place, unit_tokens
@@ -101,6 +101,7 @@ class Loader:
         Raises:
             InvalidArgument: the block table does not cover the blocks that are there.
         """
+        require_keys(keys)
         loading = Loading(self, keys, time.perf_counter())
         hits = self._lookup.extents(keys)
         reached = hits[-1].stop if hits else keys.start

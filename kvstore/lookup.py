@@ -16,7 +16,7 @@ from kvstore.geometry import LayerGroup
 from kvstore.identity import Identity
 from kvstore.io.protocol import Engine
 from kvstore.jsonform import MAX_RECORD_BYTES
-from kvstore.keys import BlockKeys
+from kvstore.keys import BlockKeys, require_keys
 from kvstore.paths import GroupPath
 
 
@@ -63,6 +63,7 @@ class Lookup:
 
     def match(self, keys: BlockKeys) -> Match:
         """The longest prefix of ``keys`` that is stored."""
+        require_keys(keys)
         hits = self.extents(keys)
         blocks = hits[-1].stop - keys.start if hits else 0
         return Match(blocks, blocks * self._group.block_tokens, tuple(hits))

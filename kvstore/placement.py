@@ -66,7 +66,12 @@ def block_table(block_ids: Sequence[int] | Any, blocks: int) -> Ints:
     Raises:
         InvalidArgument: not a 1-D sequence of whole numbers.
     """
-    ids = np.asarray(block_ids)
+    try:
+        ids = np.asarray(block_ids)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidArgument(
+            f"block_ids must be a 1-D sequence of whole numbers: {error}"
+        ) from None
     if ids.size == 0:
         return np.empty(0, dtype=np.int64)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":

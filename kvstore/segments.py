@@ -66,6 +66,12 @@ def _check_view(part: ContentPart, view: torch.Tensor, where: str) -> None:
             f"{where}, part {part.name!r}: {view.shape[-1]} elements of {view.dtype}, not "
             f"{part.count} of {part.element.name} (or {part.nbytes} of uint8)"
         )
+    if view.is_neg() or view.is_conj():
+        raise NotCertified(
+            f"{where}, part {part.name!r}: a view whose values are computed when read (negated); "
+            "hand over the tensor that holds the bytes",
+            reason="the memory does not hold the view's values",
+        )
     if view.numel() == 0:
         raise InvalidArgument(
             f"{where}, part {part.name!r}: the shape {tuple(view.shape)} is empty"

@@ -22,7 +22,7 @@ from kvstore.geometry import LayerGroup
 from kvstore.io.failpoints import reach
 from kvstore.io.protocol import Buffer, Engine
 from kvstore.io.staging import Staging
-from kvstore.keys import BlockKeys
+from kvstore.keys import BlockKeys, require_keys
 from kvstore.lookup import Lookup
 from kvstore.marks import ByteRuns, encode_mark, owned_runs
 from kvstore.parallel import Rank
@@ -60,6 +60,7 @@ def extent_spans(group: LayerGroup, keys: BlockKeys, *, tail: bool = True) -> It
     Blocks before the first extent boundary are skipped: they belong to an extent whose first blocks
     are not at hand.
     """
+    require_keys(keys)
     size = group.extent_blocks
     first, end = -(-keys.start // size) * size, keys.start + len(keys)
     while first < end:

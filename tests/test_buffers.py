@@ -292,3 +292,11 @@ def test_buffers_must_be_the_ranks_own() -> None:
 def test_repr_says_what_it_is() -> None:
     text = repr(PagedBuffers.packed(KV, [_packed(2, 3, 4, 16) for _ in range(2)]))
     assert text == ("PagedBuffers('kv', layers=2, blocks=2, heads=3, block_tokens=4, device=cpu)")
+
+
+def test_a_view_that_negates_is_refused() -> None:
+    group = LayerGroup.attention_kv(layers=1, heads=1, head_size=8, element="float32")
+    plain = torch.zeros(2, 1, 16, 8)
+    negated = torch._neg_view(plain)  # type: ignore[attr-defined]  # torch has no public way
+    with pytest.raises(NotCertified, match="computed when read"):
+        PagedBuffers(group, [{"key": plain, "value": negated}])

@@ -40,7 +40,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--tokens", type=_count, help="length of the prompt (default: the document, about 2,180)"
     )
     parser.add_argument(
-        "--new-tokens", type=_count, default=32, help="tokens to generate (default 32)"
+        "--new-tokens", type=_count, default=24, help="tokens to generate (default 24)"
     )
     parser.add_argument(
         "--block-tokens", type=_count, default=16, help="tokens of a block (default 16)"

@@ -42,7 +42,7 @@ class Options:
 
     rows: list[Row]
     tokens: int | None = None
-    new_tokens: int = 32
+    new_tokens: int = 24
     block_tokens: int = 16
     dtype: str = "float32"
     root: Path | None = None
