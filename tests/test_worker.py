@@ -391,21 +391,3 @@ def test_a_worker_made_before_a_fork_stores_in_the_child(tmp_path: Path) -> None
     )
     command = [sys.executable, "-W", "ignore", "-c", script, str(tmp_path)]
     assert subprocess.run(command, check=False, timeout=60).returncode == 0
-
-
-@pytest.mark.parametrize("bad", [[b"x" * 32], None, b"x" * 32])
-def test_keys_are_those_of_a_sequence(tmp_path: Path, bad: object) -> None:
-    world = make_world(tmp_path)
-    seat = world.seat()
-    for call in (seat.worker.load, seat.worker.store):
-        with pytest.raises(InvalidArgument, match="keys must be what Namespace"):
-            call(bad, seat.table)  # type: ignore[operator]  # the wrong type is what is tested
-    with pytest.raises(InvalidArgument, match="keys must be what Namespace"):
-        world.namespace.match_prefix(bad)  # type: ignore[arg-type]  # the same
-
-
-def test_ragged_block_ids_are_refused(tmp_path: Path) -> None:
-    world = make_world(tmp_path)
-    seat = world.seat()
-    with pytest.raises(InvalidArgument, match="block_ids must be a 1-D sequence"):
-        seat.worker.load(world.keys, [[1], [2, 3]])

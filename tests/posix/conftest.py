@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.power import Log
 from support.reads import CONTENT, Open
+from support.syncs import Log
 
 from kvstore.io.posix import PosixEngine
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.power import WRITES, everything
+from support.syncs import WRITES, everything
 
 from kvstore.errors import StorageError
 from kvstore.io import failpoints, local_write

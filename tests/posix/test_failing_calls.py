@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.power import WRITES, everything
+from support.syncs import WRITES, everything
 
 from kvstore.errors import InvalidArgument, NotFound, StorageError
 from kvstore.io import failpoints, fallocate

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.power import TEMPORARY, Log, everything
+from support.syncs import TEMPORARY, Log, everything
 
 from kvstore.errors import NotFound
 from kvstore.io.posix import PosixEngine
