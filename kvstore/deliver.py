@@ -19,6 +19,7 @@ from crc32c import crc32c
 from kvstore.errors import Corrupt
 from kvstore.geometry import LayerGroup
 from kvstore.io.protocol import Landing
+from kvstore.io.vectors import IoVectors
 from kvstore.placement import Placement
 from kvstore.scatter import Pages
 from kvstore.shard import CRC_BYTES
@@ -92,12 +93,14 @@ class Delivery:
         runs = self._pages.runs(slots, piece.where, piece.chunk_bytes)
         if runs is None:
             return None
-        rest = memoryview(bytearray(piece.stride - piece.chunk_bytes))
-        targets: list[memoryview] = []
-        for run in runs:
-            targets += run
-            targets.append(rest)  # the checksum and the gap: nobody looks at them
-        return targets, _nothing
+        addresses, nbytes = runs
+        # The checksum and the gap behind a chunk go where nobody looks.
+        rest = np.empty(piece.stride - piece.chunk_bytes, dtype=np.uint8)
+        table = np.empty((len(slots), addresses.shape[1] + 1, 2), dtype=np.uint64)
+        table[:, :-1, 0] = addresses
+        table[:, :-1, 1] = nbytes
+        table[:, -1] = (rest.ctypes.data, rest.nbytes)
+        return IoVectors(table, (rest, self._pages)), _nothing
 
     def _damage(self, piece: Piece, slot: tuple[int, int]) -> Corrupt:
         layer = self._group.layers[self._share.layers.start + slot[0]]

@@ -19,6 +19,8 @@ from kvstore.jsonform import MAX_RECORD_BYTES
 from kvstore.keys import BlockKeys, require_keys
 from kvstore.paths import GroupPath
 
+_MOST_DECODED = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class Hit:
@@ -60,6 +62,8 @@ class Lookup:
         self._identity = identity
         self._group = group
         self._names = names
+        # Checking a record takes ten times as long as reading it, and its bytes hardly ever change.
+        self._decoded: dict[str, tuple[bytes, CommitRecord]] = {}
 
     def match(self, keys: BlockKeys) -> Match:
         """The longest prefix of ``keys`` that is stored."""
@@ -128,4 +132,11 @@ class Lookup:
         """
         path = self._names.record(key)
         data = self._engine.get(path, MAX_RECORD_BYTES)
-        return decode_extent(data, self._identity, self._group, key, f"extent {path}")
+        known = self._decoded.get(key)
+        if known is not None and known[0] == data:
+            return known[1]
+        record = decode_extent(data, self._identity, self._group, key, f"extent {path}")
+        if len(self._decoded) >= _MOST_DECODED:
+            self._decoded.clear()
+        self._decoded[key] = (data, record)
+        return record

@@ -39,8 +39,12 @@ class Pages(Protocol):
 
     def runs(
         self, slots: Slots, where: Placement, chunk_bytes: int
-    ) -> list[list[memoryview]] | None:
-        """The memory of each whole chunk as a few long runs, in order; None where it is not so."""
+    ) -> tuple[NDArray[np.int64], int] | None:
+        """The memory of whole chunks as long runs of one length; None where it is not so.
+
+        Returns:
+            Addresses ``[chunk, run]`` and the bytes of each run.
+        """
 
     def require_unmoved(self) -> None:
         """Check that the buffers are still where they were; raises InvalidArgument."""
@@ -122,7 +126,6 @@ class HostPages:
     def __init__(self, buffers: PagedBuffers) -> None:
         self._buffers = buffers
         self._token_bytes = buffers.group.token_bytes
-        self._views: dict[int, memoryview] = {}
         self._batches: dict[tuple[tuple[tuple[int, int], ...], int], tuple[_Batch, ...]] = {}
         self._pages: dict[_Run, NDArray[Any]] = {}
         segments = [s for layer in buffers.layers for s in layer]
@@ -163,28 +166,18 @@ class HostPages:
 
     def runs(
         self, slots: Slots, where: Placement, chunk_bytes: int
-    ) -> list[list[memoryview]] | None:
+    ) -> tuple[NDArray[np.int64], int] | None:
         """See :class:`Pages`."""
         nbytes = where.unit * self._token_bytes
         if where.source is not None or len(where.block) * nbytes != chunk_bytes:
-            return None  # not the whole chunk is wanted here, so its checksum must be had elsewhere
-        if nbytes < MIN_RUN_BYTES:
+            return None  # not the whole chunk is wanted here
+        batches = self._batches_of(slots, where.unit)
+        run = batches[0].run
+        whole = run.count * run.nbytes == nbytes and run.page_step == run.nbytes
+        if nbytes < MIN_RUN_BYTES or not whole or len(batches) > 1:
             return None
-        out: list[list[memoryview]] = []
-        offsets: dict[int, list[int]] = {}
-        for layer, head in slots:
-            segments = self._buffers.layers[layer]
-            s = segments[0]
-            if len(segments) > 1 or not s.nbytes == self._token_bytes == s.token_stride:
-                return None
-            within = offsets.get(s.block_stride)
-            if within is None:
-                places = where.block * s.block_stride + where.slot * nbytes
-                within = offsets[s.block_stride] = places.tolist()
-            memory = self._bytes(s.tensor)
-            start = s.address + head * s.head_stride
-            out.append([memory[start + at : start + at + nbytes] for at in within])
-        return out
+        rows = where.block * batches[0].block_rows + where.slot * batches[0].unit_rows
+        return self._base + (batches[0].starts[:, None] + rows) * self._grain, nbytes
 
     def require_unmoved(self) -> None:
         """See :class:`Pages`."""
@@ -201,16 +194,6 @@ class HostPages:
         """
         rows = len(self._memory) // self._grain + 1
         return where if rows * where.unit * self._token_bytes < 1 << 63 else where.split()
-
-    def _bytes(self, tensor: torch.Tensor) -> memoryview:
-        """The whole memory that a tensor is a view of, to be cut."""
-        import torch
-
-        found = self._views.get(id(tensor))
-        if found is None:
-            flat = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-            found = self._views[id(tensor)] = flat.numpy().data
-        return found
 
     def _sides(
         self, batch: _Batch, where: Placement, data: memoryview, count: int, stride: int
@@ -325,7 +308,7 @@ class DevicePages:
 
     def runs(
         self, slots: Slots, where: Placement, chunk_bytes: int
-    ) -> list[list[memoryview]] | None:
+    ) -> tuple[NDArray[np.int64], int] | None:
         """Never: the kernel reads into host memory only."""
         del slots, where, chunk_bytes
         return None

@@ -7,7 +7,7 @@ import fcntl
 import os
 import stat
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,7 +25,6 @@ _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _BUFFERED = os.O_NONBLOCK
 _DIRECT = os.O_NONBLOCK | os.O_DIRECT
 _MASK = ALIGNMENT - 1
-_MOST_VECTORS = 1024  # IOV_MAX
 
 
 _this_thread = threading.local()
@@ -189,18 +188,12 @@ class RangeReader:
             raise _ByCaller(error) from error
         if landing is None:
             return None
-        pending, landed = landing
-        position = wanted.offset + done
-        end = position + size
-        while position < end and pending:
-            got = os.preadv(self._fd, pending[:_MOST_VECTORS], position)
-            if got == 0:
-                raise self._short(end)
-            position += got
-            if position < end:
-                pending = _rest(pending, got)
-        if position != end:
+        vectors, landed = landing
+        if vectors.nbytes != size:
             raise InvalidArgument(f"{wanted}: memory was given for other than its {size} bytes")
+        position = wanted.offset + done
+        if vectors.fill(self._fd, position) < size:
+            raise self._short(position + size)
         return landed
 
     # -- files ------------------------------------------------------------------------------------
@@ -312,12 +305,3 @@ class RangeReader:
             buffer = self._buffer = staging.acquire(size, self._settings.deadline)
         self._view = buffer[:size]
         return self._view
-
-
-def _rest(views: Sequence[memoryview], done: int) -> Sequence[memoryview]:
-    """What of consecutive views lies after their first ``done`` bytes."""
-    for i, view in enumerate(views):
-        if done < len(view):
-            return [view[done:], *views[i + 1 :]]
-        done -= len(view)
-    return []

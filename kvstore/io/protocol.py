@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from kvstore.io.vectors import IoVectors
 
 Buffer = Any
 """Something C-contiguous with the buffer protocol (bytes, memoryview, NumPy array of bytes)."""
@@ -47,7 +50,7 @@ has returned or raised. A small batch is read by the calling thread itself. A co
 """
 
 
-Landing = tuple[Sequence[memoryview], Callable[[], None]]
+Landing = tuple["IoVectors", Callable[[], None]]
 """Where bytes belong in the end, in order, and what to call when they are all there."""
 
 Into = Callable[[int, int, int], Landing | None]

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from kvstore.errors import Corrupt, InvalidArgument, NotFound
 from kvstore.io.protocol import ByteRange, Engine, Landing
+from kvstore.io.vectors import IoVectors
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZE = 3 * MIB + 4097
@@ -242,7 +243,7 @@ class Landings:
         def done() -> None:
             self.landed += 1
 
-        return views, done
+        return IoVectors.of(views), done
 
 
 @pytest.mark.parametrize("views", [0, 5, 3000])
@@ -285,7 +286,7 @@ def test_what_goes_wrong_while_landing_is_the_result(engine: Engine, stored: dic
         if index == 0:
             raise error
         given = length + {2: -1, 3: 1}.get(index, 0)
-        return [memoryview(memory[index])[:given]], lambda: fail(index)
+        return IoVectors.of([memoryview(memory[index])[:given]]), lambda: fail(index)
 
     results = engine.read(ranges, lambda _i, _o, _data: None, into)
     assert isinstance(results[4], Corrupt)
