@@ -91,8 +91,10 @@ def refuse_in_consumer() -> None:
 class RangeReader:
     """Reads ranges, one after the other. Not for several threads; :meth:`close` it."""
 
-    def __init__(self, settings: ReadSettings) -> None:
+    def __init__(self, settings: ReadSettings, on_direct: Callable[[], None] | None = None) -> None:
+        """Make a reader that calls ``on_direct`` before every range that it reads directly."""
         _this_thread.reads = True
+        self._on_direct = on_direct
         self._settings = settings
         self._probe = ResidencyProbe()
         self._path: str | None = None
@@ -109,11 +111,6 @@ class RangeReader:
         if self._buffer is not None:
             self._settings.staging.release(self._buffer)
             self._buffer = None
-
-    @property
-    def buffered(self) -> bool:
-        """Whether the last range that was read came through the page cache."""
-        return self._path is not None and not self._fd_direct
 
     def read(
         self, index: int, wanted: ByteRange, consume: Consume, into: Into | None, gate: Gate
@@ -221,6 +218,8 @@ class RangeReader:
             direct = self._probe.mostly_resident(self._fd, offset, length) is False
         if direct != self._fd_direct:
             direct = self._set_direct(direct)
+        if direct and self._on_direct is not None:
+            self._on_direct()
         return direct
 
     def _set_direct(self, direct: bool) -> bool:

@@ -7,7 +7,6 @@ push a model's weights out of memory.
 
 from __future__ import annotations
 
-import itertools
 import os
 import stat
 import weakref
@@ -280,16 +279,19 @@ class PosixEngine:
         results: list[Exception | None] = [GIVEN_UP] * len(ranges)
         settings = self._settings
         fatal: list[BaseException] = []
-        arrived = itertools.count()
+        # Threads beyond the cores keep a device busy while others check and scatter. Where bytes
+        # are cached they would only get in each other's way, so the first direct read calls them.
         cores = len(os.sched_getaffinity(0))
 
-        def work(next_unit: Callable[[], int], gate: Gate, finished: Callable[[], None]) -> None:
-            reader = RangeReader(settings)
-            # Threads beyond the cores keep a device busy while others check and scatter. Where the
-            # bytes are cached they would only get in each other's way.
-            spare = next(arrived) >= cores
+        def work(
+            next_unit: Callable[[], int],
+            gate: Gate,
+            finished: Callable[[], None],
+            recruit: Callable[[], None],
+        ) -> None:
+            reader = RangeReader(settings, recruit)
             try:
-                while not (spare and reader.buffered) and (unit := next_unit()) < len(units):
+                while (unit := next_unit()) < len(units):
                     try:
                         for i in units[unit]:
                             results[i] = reader.read(i, ranges[i], consume, into, gate)
@@ -300,7 +302,7 @@ class PosixEngine:
             finally:
                 reader.close()
 
-        in_time = not units or self._workers.run(len(units), work, self._deadline)
+        in_time = not units or self._workers.run(len(units), work, self._deadline, cores)
         if fatal:
             raise fatal[0]
         if in_time:

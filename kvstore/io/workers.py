@@ -36,12 +36,15 @@ class Gate:
 class Batch:
     """Units of work, numbered from 0, that several threads take one by one.
 
-    ``work(next_unit, gate, finished)`` runs once in each thread. It calls ``next_unit()`` for the
-    number of a unit until there are none left (a number >= units), and ``finished()`` after each.
+    ``work(next_unit, gate, finished, recruit)`` runs once in each thread. It calls ``next_unit()``
+    for the number of a unit until there are none left (a number >= units), and ``finished()`` after
+    each. ``recruit()`` calls in the threads that the batch was not started with, if there are any.
     """
 
-    def __init__(self, units: int, work: Work) -> None:
+    def __init__(self, units: int, work: Work, queue: _Queue) -> None:
         self.units = units
+        self._queue = queue
+        self._waiting: list[Gate] = []
         self.work = work
         self.abandoned = False
         self.gates: list[Gate] = []
@@ -50,6 +53,23 @@ class Batch:
         self._one_more = itertools.count(1).__next__
         self._done = threading.Lock()
         self._done.acquire()
+
+    def start(self, threads: int, first: int) -> None:
+        """Let ``first`` threads begin, and up to ``threads`` in all when they recruit."""
+        self.gates = [Gate(self) for _ in range(threads)]
+        self._waiting = self.gates[first:]
+        for gate in self.gates[:first]:
+            self._queue.put((self, gate))
+
+    def recruit(self) -> None:
+        """Let the other threads begin; once."""
+        waiting = self._waiting
+        while waiting:
+            try:
+                gate = waiting.pop()
+            except IndexError:
+                return  # another thread was recruiting too
+            self._queue.put((self, gate))
 
     def finished(self) -> None:
         """Count one unit as done."""
@@ -69,7 +89,7 @@ class Batch:
                 pass
 
 
-Work = Callable[[Callable[[], int], Gate, Callable[[], None]], None]
+Work = Callable[[Callable[[], int], Gate, Callable[[], None], Callable[[], None]], None]
 _Queue = SimpleQueue["tuple[Batch, Gate] | None"]
 
 
@@ -94,8 +114,8 @@ class Workers:
         self._finalizer = weakref.finalize(self, _stop, self._queue, self.threads)
         self._finalizer.atexit = False
 
-    def run(self, units: int, work: Work, timeout: float | None) -> bool:
-        """Run a batch and wait for it.
+    def run(self, units: int, work: Work, timeout: float | None, first: int) -> bool:
+        """Run a batch, in ``first`` threads until these recruit the others, and wait for it.
 
         Returns:
             False when it was not done in ``timeout`` seconds. The batch is given up then, and the
@@ -104,13 +124,10 @@ class Workers:
         Raises:
             StorageError: too many threads are stuck already.
         """
-        batch = Batch(units, work)
-        count = min(self.threads, units)
-        batch.gates = [Gate(batch) for _ in range(count)]
+        batch = Batch(units, work, self._queue)
         if len(self._serving) < self.threads:
             self._start_threads()
-        for gate in batch.gates:
-            self._queue.put((batch, gate))
+        batch.start(min(self.threads, units), first)
         try:
             if batch.wait(timeout):
                 return True
@@ -165,7 +182,7 @@ class _Thread(threading.Thread):
             batch, gate = item
             self.batch = batch
             if not batch.abandoned:
-                batch.work(batch.next_unit, gate, batch.finished)
+                batch.work(batch.next_unit, gate, batch.finished, batch.recruit)
             self.batch = None
             del item, batch, gate
 

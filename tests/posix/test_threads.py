@@ -151,3 +151,22 @@ def test_a_lookup_is_one_system_call(opened: Open, tmp_path: Path, monkeypatch: 
     assert engine.exists("there")
     assert not engine.exists("a/b/c")
     assert calls == [f"{tmp_path}/there", f"{tmp_path}/a/b/c"]
+
+
+def test_threads_beyond_the_cores_are_called_by_direct_reads_only(opened: Open, file: Path):
+    file.read_bytes()
+    ranges = [ByteRange("file", at * MIB, MIB) for at in range(20)]
+    cores = len(os.sched_getaffinity(0))
+    seen: dict[str, set[int]] = {}
+    for mode in ("never", "always"):
+        engine = opened(direct=mode, threads=cores + 4)
+        if mode == "always" and not engine.direct_io:
+            pytest.skip("this file system has no O_DIRECT")
+        mine = seen.setdefault(mode, set())
+
+        def consume(_index: int, _offset: int, _data: memoryview, mine: set[int] = mine) -> None:
+            mine.add(threading.get_ident())
+            time.sleep(0.02)  # long enough for every thread that was called to take one
+
+        assert engine.read(ranges, consume) == [None] * 20
+    assert len(seen["never"]) <= cores < len(seen["always"])
