@@ -128,6 +128,13 @@ class Committer:
                 report.missing.append(missing)
         return report
 
+    def abandon(self, keys: BlockKeys, config: ParallelConfig, session: str, *, tail: bool) -> int:
+        """Discard what a session has in flight of the extents of ``keys``; returns how many."""
+        writer = writer_id(session, str(config))
+        spans = extent_spans(self._group, keys, tail=tail)
+        folders = [self._names.inflight(span.key.hex(), writer).folder for span in spans]
+        return sum(self._engine.discard(folder) for folder in folders)
+
     def _contributors(
         self,
         config: ParallelConfig,

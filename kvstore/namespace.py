@@ -216,6 +216,32 @@ class Namespace:
         layers = self.identity.model_layers
         return committer.commit(keys, config, session, layers, tail=tail)
 
+    def abandon(
+        self,
+        keys: BlockKeys,
+        config: ParallelConfig,
+        *,
+        session: str,
+        group: str | None = None,
+        tail: bool = True,
+    ) -> int:
+        """Discard what a session has written of ``keys`` and not committed.
+
+        For an engine that gives up a store, once none of its ranks works on it any more.
+
+        Args:
+            keys: the blocks that were stored.
+            config: the writers' parallel config.
+            session: the writers' session.
+            group: layer group, where there are several.
+            tail: as it was for the stores.
+
+        Returns:
+            Number of extents of which something was discarded.
+        """
+        committer = self._committers[self.identity.group(group).name]
+        return committer.abandon(keys, config, session, tail=tail)
+
     def extents(self, *, group: str | None = None) -> Iterator[ExtentInfo]:
         """All committed extents, in order of key within each layer group."""
         groups = self.identity.groups if group is None else (self.identity.group(group),)

@@ -32,9 +32,9 @@ LEVELS: dict[int, str] = {
     5: "buffers detect scatter plan lookup load write commit namespace store runtime report worker "
     "array faults verify verify_content verify_private inspect catalog deliver marks seal",
     6: "kvstore",  # the public names
-    7: "cli demo bench __main__",  # with all that is in these folders: they use the public names
+    7: "cli demo bench plugins __main__",  # with all that is in these folders: they use the public names
 }
-FOLDERS = ("cli", "demo", "bench")
+FOLDERS = ("cli", "demo", "bench", "plugins")
 # Exceptions, each with its reason.
 UPWARD = {
     ("identity", "paths"): "a namespace's name is part of its identity; paths alone spells names",

@@ -1,0 +1,1 @@
+"""Adapters: one thin package for each engine that loads and stores through kvstore."""
