@@ -20,6 +20,7 @@ from kvstore.buffers import PagedBuffers
 from kvstore.errors import InvalidArgument
 from kvstore.placement import Placement
 from kvstore.segments import Segment
+from kvstore.tiles import TiledParts, tiled_view
 
 if TYPE_CHECKING:
     import torch
@@ -129,14 +130,17 @@ class HostPages:
         self._batches: dict[tuple[tuple[tuple[int, int], ...], int], tuple[_Batch, ...]] = {}
         self._pages: dict[_Run, NDArray[Any]] = {}
         segments = [s for layer in buffers.layers for s in layer]
-        starts = [_address(s) for s in segments]
+        starts = [s.start for s in segments]
         self._segments, self._starts = segments, starts
         self._base = min(starts, default=0)
-        end = max((a + _reach(s) for a, s in zip(starts, segments, strict=True)), default=0)
+        end = max((a + s.reach for a, s in zip(starts, segments, strict=True)), default=0)
         memory = (ctypes.c_char * (end - self._base)).from_address(self._base)
         self._memory = memoryview(memory).cast("B")
-        steps = {n for s in segments for n in (s.block_stride, s.head_stride, s.token_stride)}
+        steps = {step for s in segments for step in s.steps}
         self._grain = math.gcd(*steps, *(a - self._base for a in starts)) or 1
+        self._tiles: TiledParts | None = None
+        if any(s.tiling is not None for s in segments):
+            self._tiles = TiledParts(buffers, self._memory, self._base, self._grain)
 
     def scatter(self, slots: Slots, where: Placement, data: memoryview, stride: int) -> None:
         """See :class:`Pages`."""
@@ -148,6 +152,8 @@ class HostPages:
             if where.source is not None:
                 chunks = chunks[:, where.source]
             self._rows(batch.run)[index] = chunks if batch.places is None else chunks[batch.places]
+        if self._tiles is not None:
+            self._tiles.scatter(slots, where, data, stride)
 
     def gather(self, slots: Slots, where: Placement, data: memoryview, stride: int) -> None:
         """See :class:`Pages`."""
@@ -163,6 +169,8 @@ class HostPages:
             else:
                 for place, rows in zip(batch.places, found, strict=True):
                     chunks[place, columns] = rows
+        if self._tiles is not None:
+            self._tiles.gather(slots, where, data, stride)
 
     def runs(
         self, slots: Slots, where: Placement, chunk_bytes: int
@@ -171,6 +179,8 @@ class HostPages:
         nbytes = where.unit * self._token_bytes
         if where.source is not None or len(where.block) * nbytes != chunk_bytes:
             return None  # not the whole chunk is wanted here
+        if self._tiles is not None:
+            return None
         batches = self._batches_of(slots, where.unit)
         run = batches[0].run
         whole = run.count * run.nbytes == nbytes and run.page_step == run.nbytes
@@ -181,7 +191,7 @@ class HostPages:
 
     def require_unmoved(self) -> None:
         """See :class:`Pages`."""
-        if [_address(s) for s in self._segments] != self._starts:
+        if [s.start for s in self._segments] != self._starts:
             raise InvalidArgument(
                 "the memory of the paged buffers is elsewhere than when the worker was made "
                 "(resize_ and share_memory_ move it); make new buffers and a new worker"
@@ -238,8 +248,10 @@ class HostPages:
         groups: dict[tuple[int, _Run, int], list[tuple[int, int]]] = {}
         for i, (layer, head) in enumerate(slots):
             for n, s in enumerate(self._buffers.layers[layer]):
+                if s.tiling is not None:
+                    continue
                 run = _Run.of(s, unit, self._token_bytes)
-                start = _address(s) + head * s.head_stride - self._base
+                start = s.start + head * s.head_stride - self._base
                 alike = groups.setdefault((n, run, s.block_stride), [])
                 alike.append((i, start // self._grain))
         for (_, run, block_stride), members in groups.items():
@@ -250,21 +262,6 @@ class HostPages:
                 block_stride // self._grain,
                 run.row_step // self._grain,
             )
-
-
-def _address(s: Segment) -> int:
-    """Where block 0, head 0, token 0 of a segment is in memory."""
-    return int(s.tensor.untyped_storage().data_ptr()) + s.address
-
-
-def _reach(s: Segment) -> int:
-    """Bytes from there to the end of the segment's last token."""
-    steps = (
-        (s.blocks, s.block_stride),
-        (s.heads, s.head_stride),
-        (s.tokens, s.token_stride),
-    )
-    return sum((count - 1) * step for count, step in steps) + s.nbytes
 
 
 class DevicePages:
@@ -289,7 +286,13 @@ class DevicePages:
             chunk = device[i] if source is None else device[i][source]
             for segment in self._buffers.layers[layer]:
                 part = chunk[:, segment.content_offset : segment.content_offset + segment.nbytes]
-                self._view(segment, head)[block, slot] = part
+                if segment.tiling is None:
+                    self._view(segment, head)[block, slot] = part
+                else:
+                    tile = segment.tiling.tile_tokens
+                    view = tiled_view(segment, head)
+                    items = part.reshape(len(part), *view.shape[3:])
+                    view[block, slot // tile, slot % tile] = items
 
     def gather(self, slots: Slots, where: Placement, data: memoryview, stride: int) -> None:
         """See :class:`Pages`."""
@@ -301,7 +304,12 @@ class DevicePages:
         host = self._chunks(data, len(slots), count, stride)
         for i, (layer, head) in enumerate(slots):
             for segment in self._buffers.layers[layer]:
-                part = self._view(segment, head)[block, slot].cpu().numpy()
+                if segment.tiling is None:
+                    found = self._view(segment, head)[block, slot]
+                else:
+                    tile = segment.tiling.tile_tokens
+                    found = tiled_view(segment, head)[block, slot // tile, slot % tile]
+                part = found.reshape(len(found), -1).cpu().numpy()
                 columns = slice(segment.content_offset, segment.content_offset + segment.nbytes)
                 rows = slice(None) if tokens.source is None else tokens.source
                 host[i][rows, columns] = part

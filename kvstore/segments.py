@@ -2,6 +2,11 @@
 
 A content part is handed over as a strided tensor ``[block, head, token, element]``. Parts that lie
 next to each other, in memory and in canonical content, become one segment, which moves as one.
+
+Some backends keep a page in another order inside: keys transposed, or tokens and elements in tiles
+of a matrix unit. Such a part is handed over as ``[block, head, token tile, token in tile, element
+tile, element in tile]``, or with four axes of which the last has another step than one. It becomes
+a segment of its own, with a :class:`Tiling`.
 """
 
 from __future__ import annotations
@@ -18,6 +23,37 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class Tiling:
+    """Where one head of one block has each element of each token, where that is not in a row.
+
+    Item ``e`` of token ``t`` is at ``(t // tile_tokens) * tile_stride + (t % tile_tokens) *
+    token_stride + (e // tile_items) * outer_stride + (e % tile_items) * inner_stride`` bytes.
+
+    Attributes:
+        item: bytes of an item: an element, or several in a row.
+        items: items of a token.
+    """
+
+    item: int
+    items: int
+    tile_tokens: int
+    tile_stride: int
+    token_stride: int
+    tile_items: int
+    outer_stride: int
+    inner_stride: int
+
+    def axes(self, tokens: int) -> tuple[tuple[int, int], ...]:
+        """(step, count) along each of the four axes."""
+        return (
+            (self.tile_stride, tokens // self.tile_tokens),
+            (self.token_stride, self.tile_tokens),
+            (self.outer_stride, self.items // self.tile_items),
+            (self.inner_stride, self.tile_items),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Segment:
     """Content parts of one layer that lie next to each other, in memory and in canonical content.
 
@@ -30,6 +66,8 @@ class Segment:
         heads: local heads.
         tokens: local tokens of one engine block.
         block_stride: bytes from block to block; likewise for heads and tokens.
+        tiling: how tokens and elements lie within a head's page; None: each token's bytes in a row,
+            ``token_stride`` from one to the next.
     """
 
     tensor: torch.Tensor
@@ -42,6 +80,33 @@ class Segment:
     block_stride: int
     head_stride: int
     token_stride: int
+    tiling: Tiling | None = None
+
+    @property
+    def start(self) -> int:
+        """Where block 0, head 0, token 0 is in memory."""
+        return int(self.tensor.untyped_storage().data_ptr()) + self.address
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """All strides, in bytes."""
+        inner = () if self.tiling is None else self.tiling.axes(self.tokens)
+        own = (self.block_stride, self.head_stride, self.token_stride)
+        return own + tuple(step for step, _ in inner)
+
+    @property
+    def head_reach(self) -> int:
+        """Bytes from the start of one head of one block to the end of its last element."""
+        if self.tiling is None:
+            return (self.tokens - 1) * self.token_stride + self.nbytes
+        axes = self.tiling.axes(self.tokens)
+        return sum((count - 1) * step for step, count in axes) + self.tiling.item
+
+    @property
+    def reach(self) -> int:
+        """Bytes from the start to the end of the last block's last element."""
+        outer = (self.blocks - 1) * self.block_stride + (self.heads - 1) * self.head_stride
+        return outer + self.head_reach
 
 
 def require_axes(tensor: torch.Tensor, what: str, axes: int) -> None:
@@ -59,11 +124,14 @@ def require_axes(tensor: torch.Tensor, what: str, axes: int) -> None:
 def _check_view(part: ContentPart, view: torch.Tensor, where: str) -> None:
     import torch
 
-    require_axes(view, f"{where}, part {part.name!r}:", 4)
-    raw = view.dtype in (torch.uint8, torch.int8) and view.shape[-1] == part.nbytes
-    if not raw and (view.dtype != part.element.torch_dtype() or view.shape[-1] != part.count):
+    require_axes(
+        view, f"{where}, part {part.name!r}:", TILED_AXES if view.ndim == TILED_AXES else 4
+    )
+    count = view.shape[-1] * (view.shape[-2] if view.ndim == TILED_AXES else 1)
+    raw = view.dtype in (torch.uint8, torch.int8) and count == part.nbytes
+    if not raw and (view.dtype != part.element.torch_dtype() or count != part.count):
         raise InvalidArgument(
-            f"{where}, part {part.name!r}: {view.shape[-1]} elements of {view.dtype}, not "
+            f"{where}, part {part.name!r}: {count} elements of {view.dtype}, not "
             f"{part.count} of {part.element.name} (or {part.nbytes} of uint8)"
         )
     if view.is_neg() or view.is_conj():
@@ -76,16 +144,14 @@ def _check_view(part: ContentPart, view: torch.Tensor, where: str) -> None:
         raise InvalidArgument(
             f"{where}, part {part.name!r}: the shape {tuple(view.shape)} is empty"
         )
-    if view.stride(-1) != 1 and view.shape[-1] > 1:
+    if _tiled(view) and view.dtype != part.element.torch_dtype():
         raise NotCertified(
-            f"{where}, part {part.name!r}: elements of one token are {view.stride(-1)} apart; only "
-            "pages whose content is contiguous within a token can be mapped. Convert them first",
-            reason="a token's elements are not contiguous",
+            f"{where}, part {part.name!r}: a view of {view.dtype} whose elements are apart does "
+            f"not show where those of {part.element.name} are; hand over a view of that type",
+            reason="the elements of a tiled page are not its own",
         )
-    steps = sorted(
-        ((s, n) for s, n in zip(view.stride()[:3], view.shape[:3], strict=True) if n > 1),
-    )
-    reach = view.shape[-1]
+    steps = sorted((s, n) for s, n in zip(view.stride(), view.shape, strict=True) if n > 1)
+    reach = 1
     for stride, count in steps:
         if stride < reach:
             raise NotCertified(
@@ -114,19 +180,7 @@ def segments_of(
     for part in group.parts:
         view = views[part.name]
         _check_view(part, view, where)
-        size = view.element_size()
-        segment = Segment(
-            tensor=view,
-            address=int(view.storage_offset()) * size,
-            nbytes=part.nbytes,
-            content_offset=offset,
-            blocks=view.shape[0],
-            heads=view.shape[1],
-            tokens=view.shape[2],
-            block_stride=view.stride(0) * size,
-            head_stride=view.stride(1) * size,
-            token_stride=view.stride(2) * size,
-        )
+        segment = _segment(part, view, offset)
         offset += part.nbytes
         joined = _join(out[-1], segment) if out else None
         if joined is None:
@@ -137,15 +191,56 @@ def segments_of(
     return tuple(out)
 
 
+TILED_AXES = 6
+
+
+def _tiled(view: torch.Tensor) -> bool:
+    return view.ndim == TILED_AXES or (view.shape[-1] > 1 and view.stride(-1) != 1)
+
+
+def _segment(part: ContentPart, view: torch.Tensor, offset: int) -> Segment:
+    size = view.element_size()
+    tiled = view.ndim == TILED_AXES
+    return Segment(
+        tensor=view,
+        address=int(view.storage_offset()) * size,
+        nbytes=part.nbytes,
+        content_offset=offset,
+        blocks=view.shape[0],
+        heads=view.shape[1],
+        tokens=view.shape[2] * view.shape[3] if tiled else view.shape[2],
+        block_stride=view.stride(0) * size,
+        head_stride=view.stride(1) * size,
+        token_stride=view.stride(3 if tiled else 2) * size,
+        tiling=_tiling(view) if _tiled(view) else None,
+    )
+
+
+def _tiling(view: torch.Tensor) -> Tiling:
+    if view.ndim != TILED_AXES:
+        view = view.unsqueeze(3).unsqueeze(2)  # one tile of tokens, and one of elements
+    size = view.element_size()
+    _, _, _, tokens, outer, inner = view.shape
+    tile, token, outer_step, inner_step = (step * size for step in view.stride()[2:])
+    if inner == 1 or inner_step == size:
+        # The elements of a tile are in a row: they move as one.
+        return Tiling(size * inner, outer, tokens, tile, token, 1, outer_step, size * inner)
+    return Tiling(size, outer * inner, tokens, tile, token, inner, outer_step, inner_step)
+
+
 def _same_memory(a: Segment, b: Segment) -> bool:
     return a.tensor.untyped_storage().data_ptr() == b.tensor.untyped_storage().data_ptr()
 
 
 def _join(a: Segment, b: Segment) -> Segment | None:
     """One segment for two parts that follow each other in memory, in every token; else None."""
-    alike = all(
-        getattr(a, f) == getattr(b, f)
-        for f in ("blocks", "heads", "tokens", "block_stride", "head_stride", "token_stride")
+    alike = (
+        a.tiling is None
+        and b.tiling is None
+        and all(
+            getattr(a, f) == getattr(b, f)
+            for f in ("blocks", "heads", "tokens", "block_stride", "head_stride", "token_stride")
+        )
     )
     if not alike or not _same_memory(a, b) or a.address + a.nbytes != b.address:
         return None
@@ -191,7 +286,7 @@ def check_layers_apart(group: LayerGroup, layers: Sequence[Sequence[Segment]]) -
     for entries in storages.values():
         entries.sort(key=lambda entry: entry[:2])
         for at, (address, i, s) in enumerate(entries):
-            end = address + _reach(s)
+            end = address + s.reach
             for other, j, t in entries[at + 1 :]:
                 if other >= end:
                     break
@@ -207,17 +302,19 @@ def check_layers_apart(group: LayerGroup, layers: Sequence[Sequence[Segment]]) -
 def _disjoint(a: Segment, b: Segment) -> bool:
     low, high = sorted((a, b), key=lambda s: s.address)
     gap = high.address - low.address
-    if gap >= _reach(low):
+    if gap >= low.reach:
         return True
     # Interleaved: with equal strides, the gap must fit in between some axis' steps on both sides.
-    steps = [
-        (a.block_stride, a.blocks),
-        (a.head_stride, a.heads),
-        (a.token_stride, a.tokens),
-    ]
-    if steps != [(b.block_stride, b.blocks), (b.head_stride, b.heads), (b.token_stride, b.tokens)]:
+    steps = [(a.block_stride, a.blocks), (a.head_stride, a.heads)]
+    if steps != [(b.block_stride, b.blocks), (b.head_stride, b.heads)]:
         return False
-    inner_low, inner_high = low.nbytes, high.nbytes
+    if a.tiling is b.tiling is None and (a.token_stride, a.tokens) == (b.token_stride, b.tokens):
+        return _between(gap, low.nbytes, high.nbytes, [*steps, (a.token_stride, a.tokens)])
+    return _between(gap, low.head_reach, high.head_reach, steps)
+
+
+def _between(gap: int, inner_low: int, inner_high: int, steps: Sequence[tuple[int, int]]) -> bool:
+    """Whether boxes ``gap`` apart, both repeated along the same steps, never meet."""
     axes = sorted((s, n) for s, n in steps if n > 1)
     for i, (stride, count) in enumerate(axes):
         if inner_low <= gap and _fits(gap + inner_high, axes[i:]):
@@ -234,12 +331,3 @@ def _fits(reach: int, axes: Sequence[tuple[int, int]]) -> bool:
             return False
         reach += stride * (count - 1)
     return True
-
-
-def _reach(s: Segment) -> int:
-    return (
-        (s.blocks - 1) * s.block_stride
-        + (s.heads - 1) * s.head_stride
-        + (s.tokens - 1) * s.token_stride
-        + s.nbytes
-    )

@@ -39,7 +39,15 @@ def _content(buffers: PagedBuffers, layer: int) -> Any:
                     index, (s.block_stride, s.head_stride, s.token_stride), strict=True
                 )
             )
-            out[index][s.content_offset : s.content_offset + s.nbytes] = raw[at : at + s.nbytes]
+            where = at + np.arange(s.nbytes)
+            if s.tiling is not None:
+                t = s.tiling
+                tile, within = divmod(index[2], t.tile_tokens)
+                at += tile * t.tile_stride + within * t.token_stride - index[2] * s.token_stride
+                item, byte = np.divmod(np.arange(s.nbytes), t.item)
+                outer, inner = np.divmod(item, t.tile_items)
+                where = at + outer * t.outer_stride + inner * t.inner_stride + byte
+            out[index][s.content_offset : s.content_offset + s.nbytes] = raw[where]
     return out
 
 
@@ -108,6 +116,19 @@ def _packed(*shape: int) -> torch.Tensor:
     return torch.zeros(shape, dtype=torch.bfloat16)
 
 
+def _tiles(dtype: torch.dtype, *steps: int) -> list[dict[str, torch.Tensor]]:
+    """Views of key and value of two blocks, three heads, four tokens and eight elements."""
+    count = 8 * torch.bfloat16.itemsize // dtype.itemsize
+    memory = torch.zeros(4096, dtype=dtype)
+    size = (2, 3, 2, 2, count // 2, 2)
+    return [
+        {
+            "key": memory.as_strided(size, steps, 0),
+            "value": memory.as_strided(size, steps, 4 * count),
+        }
+    ]
+
+
 Bad = Callable[[], object]
 REFUSED: dict[str, tuple[Bad, type[Exception], str]] = {
     "axes": (lambda: PagedBuffers.packed(KV, [_packed(2, 3, 16)] * 2), InvalidArgument, "4 axes"),
@@ -146,10 +167,20 @@ REFUSED: dict[str, tuple[Bad, type[Exception], str]] = {
         NotCertified,
         "two content parts share memory",
     ),
-    "content apart": (
-        lambda: PagedBuffers.packed(KV, [_packed(2, 3, 16, 4).transpose(2, 3)]),
+    "tiles overlap": (
+        lambda: PagedBuffers(KV, _tiles(torch.bfloat16, 192, 64, 15, 2, 4, 1)),
         NotCertified,
-        "elements of one token are 4 apart",
+        "overlaps itself",
+    ),
+    "tiles of two parts meet": (
+        lambda: PagedBuffers(KV, _tiles(torch.bfloat16, 192, 48, 16, 2, 4, 1)),
+        NotCertified,
+        "two content parts share memory",
+    ),
+    "tiles of another type": (
+        lambda: PagedBuffers(KV, _tiles(torch.uint8, 384, 128, 32, 2, 4, 1)),
+        NotCertified,
+        "does not show where",
     ),
     "split of two blocks": (
         lambda: PagedBuffers.split(KV, [_packed(2, 2, 4, 3, 8)]),

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from kvstore.buffers import PagedBuffers
 from kvstore.geometry import LayerGroup
+from support.tiled import lines_up, tiled
 
 Bytes = NDArray[np.uint8]
 
@@ -222,6 +223,14 @@ def contiguous(group: LayerGroup, layers: int, heads: int, blocks: int, tokens: 
     return Pool(PagedBuffers.contiguous(group, pools), views, memories, tokens, blocks)
 
 
+def _tiled(kind: str) -> Make:
+    def make(group: LayerGroup, layers: int, heads: int, blocks: int, tokens: int) -> Pool:
+        buffers, views, memory = tiled(kind)(group, layers, heads, blocks, tokens, pattern)
+        return Pool(buffers, views, memory, tokens, blocks)
+
+    return make
+
+
 LAYOUTS: dict[str, Make] = {
     "packed-hnd": packed_hnd,
     "packed-nhd": packed_nhd,
@@ -238,13 +247,19 @@ LAYOUTS: dict[str, Make] = {
     "token-pools": token_pools,
     "by-part": by_part,
     "contiguous": contiguous,
+    "turned": _tiled("turned"),
+    "tiles": _tiled("tiles"),
+    "rows": _tiled("rows"),
 }
+TILED = ("turned", "tiles", "rows")
 
 
 def suits(name: str, group: LayerGroup, heads: int) -> bool:
     """Whether a layout can hold a group's pages."""
     if name == "latent":
         return heads == 1
+    if name in TILED:
+        return lines_up(group, 1)  # with any number of tokens, then
     if name.startswith("split"):
         return len(group.parts) == 2 and len({(p.element, p.count) for p in group.parts}) == 1
     return True
