@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import queue
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -10,9 +9,8 @@ from dataclasses import dataclass
 from kvstore.errors import KVStoreError
 from kvstore.namespace import Namespace
 from kvstore.parallel import ParallelConfig
+from kvstore.plugins.vllm.logs import log
 from kvstore.plugins.vllm.messages import StoreJob
-
-log = logging.getLogger("kvstore.vllm")
 
 THREADS = 2
 
@@ -79,7 +77,7 @@ class Commits:
                 extents += self._commit_group(job, group, first)
             except KVStoreError as error:
                 complete = False
-                log.warning("kvstore: not stored: %s", error)
+                log.warning("not stored: %s", error)
         self._done.put(Stored(job.number, extents, complete))
 
     def _commit_group(self, job: StoreJob, group: str, first: int) -> int:
@@ -90,7 +88,7 @@ class Commits:
             keys, self._config, session=self._session, group=group, tail=job.tail
         )
         if report.missing:
-            log.warning("kvstore: not stored: %s", "; ".join(map(str, report.missing[:3])))
+            log.warning("not stored: %s", "; ".join(map(str, report.missing[:3])))
             self._namespace.abandon(
                 keys, self._config, session=self._session, group=group, tail=job.tail
             )

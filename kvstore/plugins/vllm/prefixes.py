@@ -6,7 +6,6 @@ request arrives; by the time that the scheduler asks, it is mostly done.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -17,8 +16,7 @@ from kvstore.errors import KVStoreError
 from kvstore.keys import BlockKeys
 from kvstore.namespace import Namespace
 from kvstore.plugins.vllm.keys import request_keys
-
-log = logging.getLogger("kvstore.vllm")
+from kvstore.plugins.vllm.logs import log
 
 THREADS = 2
 
@@ -90,7 +88,7 @@ class Prefixes:
             return Prefix(keys, servable(namespace, keys))
         except KVStoreError as error:
             log.warning("request %s is not looked up or stored: %s", request.request_id, error)
-        except Exception:
+        except Exception:  # noqa: BLE001 - whatever it is, the engine goes on without it
             log.exception("request %s is not looked up or stored", request.request_id)
         return None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 import uuid
@@ -18,6 +17,7 @@ from kvstore.plugins.vllm.events import Events
 from kvstore.plugins.vllm.held import HeldBlocks
 from kvstore.plugins.vllm.keys import request_keys
 from kvstore.plugins.vllm.layers import LayerFacts, by_group
+from kvstore.plugins.vllm.logs import log
 from kvstore.plugins.vllm.messages import (
     LoadJob,
     Opening,
@@ -32,8 +32,6 @@ from kvstore.plugins.vllm.prefixes import Prefix, Prefixes
 from kvstore.plugins.vllm.settings import Settings
 from kvstore.plugins.vllm.stats import StoreStats
 from kvstore.store import Store, open_store
-
-log = logging.getLogger("kvstore.vllm")
 
 NULL_BLOCK = 0
 """The engine's block id for tokens that a layer no longer needs."""
@@ -122,7 +120,7 @@ class StoreScheduler:
         self._opening = Opening(identity, self._session, pp_layers)
         self._commits.open(namespace, config)
         log.info(
-            "kvstore: namespace %s in %s, %s, blocks of %d tokens, extents of %d; stored bytes are "
+            "namespace %s in %s, %s, blocks of %d tokens, extents of %d; stored bytes are "
             "portable across TP, PP, DCP and PCP sizes, attention backends and engine block sizes "
             "(%.2f s)",
             namespace.name,
@@ -316,7 +314,7 @@ class StoreScheduler:
             self._jobs[number] = left
             if number in report.failed:
                 self.stats.add("store_failed")
-                log.warning("kvstore: a store failed: %s", report.failed[number])
+                log.warning("a store failed: %s", report.failed[number])
             if left <= 0:
                 del self._jobs[number]
                 self._held.release(number)

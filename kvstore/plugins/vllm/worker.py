@@ -6,7 +6,6 @@ waits layer by layer, waits for the layers of this step's loads.
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 import time
@@ -18,6 +17,7 @@ import torch
 from kvstore.errors import InvalidArgument, KVStoreError
 from kvstore.plugins.vllm.jobs import LoadOutcome, RankStore
 from kvstore.plugins.vllm.layers import by_group
+from kvstore.plugins.vllm.logs import log
 from kvstore.plugins.vllm.messages import (
     LoadJob,
     Opening,
@@ -31,8 +31,6 @@ from kvstore.plugins.vllm.pages import RegisteredPages
 from kvstore.plugins.vllm.settings import Settings
 from kvstore.plugins.vllm.specs import describe_layers
 from kvstore.plugins.vllm.stats import StoreStats
-
-log = logging.getLogger("kvstore.vllm")
 
 
 class StoreWorker:
@@ -69,7 +67,7 @@ class StoreWorker:
         self._pages = RegisteredPages(modules, self._layers, caches, self._blocks)
         names = {layer.name: layer.group_name for layer in self._layers}
         log.info(
-            "kvstore: pages on %s: %s",
+            "pages on %s: %s",
             self._pages.device,
             ", ".join(sorted({f"{g} {self._pages.describe(n)}" for n, g in names.items()})),
         )
@@ -96,9 +94,9 @@ class StoreWorker:
                 by_group(self._layers),
                 self._registered,
             )
-        except Exception:
+        except Exception:  # noqa: BLE001 - whatever it is, the engine goes on without it
             # The engine runs; nothing is loaded or stored by this rank, and that is reported.
-            log.exception("kvstore: this rank cannot use the store at %s", self._settings.root)
+            log.exception("this rank cannot use the store at %s", self._settings.root)
         for name, target in (("load", self._run_loads), ("store", self._run_stores)):
             thread = threading.Thread(target=target, name=f"kvstore-{name}", daemon=True)
             thread.start()
@@ -204,8 +202,8 @@ class StoreWorker:
             return LoadOutcome.nothing(job, self.span)
         try:
             outcome = self.store.load(job)
-        except Exception:
-            log.exception("kvstore: request %s was not loaded", job.request)
+        except Exception:  # noqa: BLE001 - whatever it is, the engine goes on without it
+            log.exception("request %s was not loaded", job.request)
             return LoadOutcome.nothing(job, self.span)
         self.finish_copies()
         return outcome
@@ -228,8 +226,8 @@ class StoreWorker:
                     nbytes = self.store.store(job)
             except KVStoreError as error:
                 reason = str(error)
-            except Exception as error:
-                log.exception("kvstore: a store failed")
+            except Exception as error:  # noqa: BLE001 - reported, and the engine goes on
+                log.exception("a store failed")
                 reason = repr(error)
             with self._lock:
                 self.stats.add("store_bytes", nbytes)
@@ -280,8 +278,8 @@ class _LayerWait:
                         self._outcome = outcome
                         self._ready.add(layer)
                         self._reached.notify_all()
-        except Exception:
-            log.exception("kvstore: request %s was not loaded", self._job.request)
+        except Exception:  # noqa: BLE001 - whatever it is, the engine goes on without it
+            log.exception("request %s was not loaded", self._job.request)
             self._outcome = LoadOutcome.nothing(self._job, self._worker.span)
         finally:
             with self._reached:
