@@ -65,7 +65,7 @@ def seal_shard(
         ]
         pieces.append((layout.index_offset, layout.encode_index()))
         engine.write_into(part, layout.shard_bytes, pieces, create=False)
-        engine.rename(part, inflight.shard(name))
+        engine.rename(part, inflight.shard(name), settle=False)
     except NotFound:
         if not engine.exists(inflight.shard(name)):
             raise

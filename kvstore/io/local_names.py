@@ -85,11 +85,11 @@ class LocalNames:
 
     # -- folders ----------------------------------------------------------------------------------
 
-    def make_parents(self, full: str) -> None:
+    def make_parents(self, full: str, *, settle: bool = True) -> None:
         """Make the folders that a file needs, up to the root, which must be there."""
-        self._make_folder(os.path.dirname(full))
+        self._make_folder(os.path.dirname(full), settle=settle)
 
-    def _make_folder(self, full: str) -> None:
+    def _make_folder(self, full: str, *, settle: bool) -> None:
         if len(full) < len(self._prefix):
             raise NotFound(
                 f"{self.root} is gone: it was removed, or its file system is not mounted; "
@@ -99,13 +99,14 @@ class LocalNames:
             try:
                 os.mkdir(full)
             except FileNotFoundError:
-                self._make_folder(os.path.dirname(full))
+                self._make_folder(os.path.dirname(full), settle=settle)
                 os.mkdir(full)
         except FileExistsError:
             return
         except OSError as error:
             raise translate(error, "make the folder", full) from error
-        self.sync_folder(os.path.dirname(full))
+        if settle:
+            self.sync_folder(os.path.dirname(full))
 
     def sync_folder(self, full: str) -> None:
         """Make a folder's entries durable, if this engine is durable at all."""
@@ -143,7 +144,7 @@ class LocalNames:
 
     # -- changes ----------------------------------------------------------------------------------
 
-    def rename(self, source: str, target: str) -> None:
+    def rename(self, source: str, target: str, *, settle: bool = True) -> None:
         """Give a file its final name; its bytes are durable first, its name after."""
         old, new = self.full(source), self.full(target)
         self.sync_file(old)
@@ -152,12 +153,13 @@ class LocalNames:
             try:
                 os.rename(old, new)
             except FileNotFoundError:
-                self.make_parents(new)
+                self.make_parents(new, settle=settle)
                 os.rename(old, new)
         except OSError as error:
             raise absent_or(error, "rename", old) from error
         reach("posix.rename.after_rename")
-        self._sync_parents(new, old)
+        if settle:
+            self._sync_parents(new, old)
 
     def link(self, source: str, target: str) -> bool:
         """Give a file a second name, unless that is taken. Not durable: it is for hints."""
@@ -195,7 +197,8 @@ class LocalNames:
                 return False
             raise translate(error, "publish", old) from error
         reach("posix.publish.after_rename")
-        self._sync_parents(new, old)
+        # Not the old parent: should its entry come back, it leads to a folder of no more use.
+        self.sync_folder(os.path.dirname(new))
         return True
 
     def discard(self, path: str) -> bool:

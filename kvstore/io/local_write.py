@@ -20,12 +20,14 @@ _MOST_VECTORS = max(16, os.sysconf("SC_IOV_MAX"))
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EINVAL)
 
 
-def write_whole(names: LocalNames, path: str, pieces: Sequence[Buffer]) -> int:
+def write_whole(
+    names: LocalNames, path: str, pieces: Sequence[Buffer], *, settle: bool = True
+) -> int:
     """Write a file under a temporary name, then rename it. Returns the bytes written."""
     full = names.full(path)
     views = _bytes_of(pieces)
     with translated("write", full):
-        temporary, written = _write_temporary(names, full, views)
+        temporary, written = _write_temporary(names, full, views, settle=settle)
         try:
             reach("posix.write.before_rename")
             os.rename(temporary, full)
@@ -33,24 +35,25 @@ def write_whole(names: LocalNames, path: str, pieces: Sequence[Buffer]) -> int:
             _forget(temporary)
             raise
         reach("posix.write.after_rename")
-        names.sync_folder(os.path.dirname(full))
+        if settle:
+            names.sync_folder(os.path.dirname(full))
     return written
 
 
-def create(names: LocalNames, path: str, data: bytes) -> bool:
+def create(names: LocalNames, path: str, data: bytes, *, settle: bool = True) -> bool:
     """Make a file with all its bytes, unless one is there. Returns whether this call did."""
     full = names.full(path)
     if os.path.lexists(full):
         return False
     with translated("create", full):
-        temporary, _ = _write_temporary(names, full, _bytes_of([data]))
+        temporary, _ = _write_temporary(names, full, _bytes_of([data]), settle=settle)
         try:
             reach("posix.create.before_link")
             made = _link(temporary, full, data, durable=names.durable)
             reach("posix.create.after_link")
         finally:
             _forget(temporary)
-        if made:
+        if made and settle:
             names.sync_folder(os.path.dirname(full))
     return made
 
@@ -73,7 +76,7 @@ def write_runs(
                 f"a run of {len(view)} bytes at {offset} does not fit {path} of {size} bytes"
             )
     with translated("write", full):
-        fd = _open(names, full, os.O_RDWR) if make else os.open(full, _FLAGS | os.O_RDWR)
+        fd = _open(names, full, os.O_RDWR, settle=False) if make else os.open(full, _FLAGS | os.O_RDWR)
         try:
             _settle_size(fd, full, size)
             reach("posix.write_into.before_write")
@@ -113,10 +116,12 @@ def _coalesced(offsets: list[int], views: list[memoryview]) -> list[tuple[int, l
     return runs
 
 
-def _write_temporary(names: LocalNames, full: str, views: list[memoryview]) -> tuple[str, int]:
+def _write_temporary(
+    names: LocalNames, full: str, views: list[memoryview], *, settle: bool
+) -> tuple[str, int]:
     """A new file in the folder of ``full`` that holds the views, durable if asked."""
     temporary = f"{os.path.dirname(full)}/{TEMPORARY}{os.urandom(8).hex()}"
-    fd = _open(names, temporary, os.O_WRONLY | os.O_EXCL)
+    fd = _open(names, temporary, os.O_WRONLY | os.O_EXCL, settle=settle)
     try:
         written = _write_at(fd, views, 0)
         reach("posix.write.before_sync")
@@ -130,12 +135,12 @@ def _write_temporary(names: LocalNames, full: str, views: list[memoryview]) -> t
     return temporary, written
 
 
-def _open(names: LocalNames, full: str, mode: int) -> int:
+def _open(names: LocalNames, full: str, mode: int, *, settle: bool) -> int:
     """Open for writing; the folders are made only when they turn out to be missing."""
     try:
         return os.open(full, _FLAGS | os.O_CREAT | mode, 0o666)
     except FileNotFoundError:
-        names.make_parents(full)
+        names.make_parents(full, settle=settle)
         return os.open(full, _FLAGS | os.O_CREAT | mode, 0o666)
 
 

@@ -144,10 +144,10 @@ class PosixEngine:
         finally:
             os.close(fd)
 
-    def create(self, path: str, data: bytes) -> bool:
+    def create(self, path: str, data: bytes, *, settle: bool = True) -> bool:
         """Create an object whole and at once, only if absent."""
         self._check_writable()
-        made = create(self._names, path, data)
+        made = create(self._names, path, data, settle=settle)
         self.traffic.written += made * len(data)
         return made
 
@@ -164,10 +164,10 @@ class PosixEngine:
             return self._read_here(ranges, consume, into)
         return self._read_in_threads(ranges, consume, into)
 
-    def write(self, path: str, pieces: Sequence[Buffer]) -> None:
+    def write(self, path: str, pieces: Sequence[Buffer], *, settle: bool = True) -> None:
         """Write an object whole; it replaces one of that name in one step."""
         self._check_writable()
-        self.traffic.written += write_whole(self._names, path, pieces)
+        self.traffic.written += write_whole(self._names, path, pieces, settle=settle)
 
     def write_into(
         self,
@@ -189,10 +189,10 @@ class PosixEngine:
 
     # -- publication ------------------------------------------------------------------------------
 
-    def rename(self, source: str, target: str) -> None:
+    def rename(self, source: str, target: str, *, settle: bool = True) -> None:
         """Give a finished object its final name in one step."""
         self._check_writable()
-        self._names.rename(source, target)
+        self._names.rename(source, target, settle=settle)
 
     def link(self, source: str, target: str) -> bool:
         """Give an object a second name, unless that is taken."""

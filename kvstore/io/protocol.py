@@ -65,6 +65,11 @@ in it is undefined until the call. None: hand the bytes to ``consume``.
 class Engine(Protocol):
     """Reads, writes and publishes the objects of one store. Safe between threads and processes.
 
+    Durability: when a writing call returns, what it did outlives a power failure. With ``settle``
+    off this holds for an object's bytes alone, not yet for its name, nor for folders made for it:
+    these become durable when the folder that they are in is given to :meth:`sync`, or published.
+    For what is being written, this saves most of the waiting for the medium.
+
     Errors, for every call: ``kvstore.errors.StorageError`` when the medium fails,
     ``kvstore.errors.NotFound`` when an object is absent where the call needs it,
     ``kvstore.errors.InvalidArgument`` for a path that could leave the root, or a writing call on an
@@ -106,7 +111,7 @@ class Engine(Protocol):
             Corrupt: it has more than ``limit`` bytes.
         """
 
-    def create(self, path: str, data: bytes) -> bool:
+    def create(self, path: str, data: bytes, *, settle: bool = True) -> bool:
         """Create an object whole and at once, only if absent (parents are made).
 
         Returns:
@@ -133,7 +138,7 @@ class Engine(Protocol):
             ``consume`` raised.
         """
 
-    def write(self, path: str, pieces: Sequence[Buffer]) -> None:
+    def write(self, path: str, pieces: Sequence[Buffer], *, settle: bool = True) -> None:
         """Write an object whole, from pieces that follow one another (parents are made).
 
         Nobody sees it before all of it is there. It replaces one of that name.
@@ -162,13 +167,13 @@ class Engine(Protocol):
     def sync(self, paths: Sequence[str]) -> None:
         """Make objects (or folders' entries) durable before this returns.
 
-        Needed after :meth:`write_into` only; every other writing call sees to it itself. Does
+        Needed after :meth:`write_into`, and for names after a call with ``settle`` off. Does
         nothing where the engine was opened without durability.
         """
 
     # -- publication ------------------------------------------------------------------------------
 
-    def rename(self, source: str, target: str) -> None:
+    def rename(self, source: str, target: str, *, settle: bool = True) -> None:
         """Give a finished object its final name, at once; replaces an object of that name.
 
         The object's bytes are made durable first (parents of ``target`` are made).
@@ -190,7 +195,9 @@ class Engine(Protocol):
     def publish(self, source: str, target: str) -> bool:
         """Make a finished folder visible under its final name, whole and at once.
 
-        The store has made the objects in it durable. Parents of ``target`` are made.
+        The store has made the bytes of the objects in it durable; this makes their names durable,
+        and then the folder's. Parents of ``target`` are made. Where the folder was may come back
+        after a power failure, next to where it is.
 
         Returns:
             True when this call did it, False when a folder was there already (``source`` is left).

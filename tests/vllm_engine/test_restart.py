@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Engine, generate, prompt
+from harness import Engine, generate, prompt
 
 import kvstore
 
