@@ -108,5 +108,7 @@ def _of_kind(name: str, kind: str, value: Any) -> Any:
         "float": isinstance(value, int | float) and not isinstance(value, bool),
     }
     if not fits[kind]:
-        raise InvalidArgument(f"{name} in kv_connector_extra_config is {value!r}, not of kind {kind}")
+        raise InvalidArgument(
+            f"{name} in kv_connector_extra_config is {value!r}, not of kind {kind}"
+        )
     return value
