@@ -106,9 +106,9 @@ def test_prefixes_salts_and_batches(engine: Engine, smollm2: str, tmp_path: Path
 
 
 def test_preemption_under_a_small_cache(engine: Engine, smollm2: str, tmp_path: Path) -> None:
-    prompts = [prompt(300, seed) for seed in range(20, 26)]
-    job = {"model": smollm2, "engine": {"num_gpu_blocks_override": 34}, "max_model_len": 1024}
-    step = generate(*prompts, max_tokens=40)
+    prompts = [prompt(150, seed) for seed in range(20, 26)]
+    job = {"model": smollm2, "engine": {"num_gpu_blocks_override": 36}, "max_model_len": 512}
+    step = generate(*prompts, max_tokens=80)
     plain = engine.run(step, **job)["steps"][0]["tokens"]
     root = str(tmp_path / "root")
     done = engine.run(step, SETTLE, step, SETTLE, **job, root=root)
@@ -150,6 +150,7 @@ def test_killed_while_storing(engine: Engine, smollm2: str, tmp_path: Path) -> N
         assert time.monotonic() < deadline
         time.sleep(0.002)
     kill(process)
+    process.log.close()
     assert faults(str(root)) == []
     done = engine.run(generate(A, B), SETTLE, RESET, generate(A, B), model=smollm2, root=str(root))
     plain = engine.run(generate(A, B), model=smollm2)
