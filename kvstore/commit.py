@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
 from datetime import UTC, datetime
+from functools import partial
+from typing import Literal
 
 from kvstore.election import elected_ranks
 from kvstore.errors import Corrupt, FormatError, NotFound, StorageError
@@ -25,6 +28,7 @@ from kvstore.extent import (
 from kvstore.geometry import LayerGroup
 from kvstore.io.failpoints import reach
 from kvstore.io.protocol import Engine
+from kvstore.jobs import run_all
 from kvstore.keys import BlockKeys
 from kvstore.lookup import Lookup
 from kvstore.marks import MAX_MARK_BYTES, Contributor, RunningSums, decode_mark
@@ -69,17 +73,26 @@ class Committer:
         group: the layer group.
         names: its paths.
         software: name and version for the records.
+        pool: gives the threads that commit extents; others after a fork.
     """
 
     def __init__(
-        self, engine: Engine, lookup: Lookup, group: LayerGroup, names: GroupPath, software: str
+        self,
+        engine: Engine,
+        lookup: Lookup,
+        group: LayerGroup,
+        names: GroupPath,
+        software: str,
+        pool: Callable[[], Executor],
     ) -> None:
         self._engine = engine
         self._lookup = lookup
         self._group = group
         self._names = names
         self._software = software
+        self._pool = pool
         self._fanouts: set[str] = set()
+        self._settled: set[str] = set()
 
     def commit(
         self,
@@ -95,38 +108,49 @@ class Committer:
         Raises:
             NotCertified: the config cannot be mapped. StorageError: as named; call again.
         """
-        report = CommitReport()
         writer = writer_id(session, str(config))
         by_election: dict[tuple[str, ...], Contributors] = {}
+        report = CommitReport()
+        spans, jobs = [], []
         for span in extent_spans(self._group, keys, tail=tail):
-            key = span.key.hex()
-            inflight = self._names.inflight(key, writer)
             if self._lookup.holds(span.key):
-                self._engine.discard(inflight.folder)
-                report.already.append(key)
+                self._engine.discard(self._names.inflight(span.key.hex(), writer).folder)
+                report.already.append(span.key.hex())
                 continue
             wanted = self._contributors(config, model_layers, span.key, by_election)
-            marks = self._marks(inflight)
-            missing = self._missing(key, inflight, wanted, marks)
-            published = False
-            if missing is None:
-                record = self._record(keys, span, config, session)
-                try:
-                    published = self._publish(inflight, record, wanted, marks)
-                except NotFound:
-                    # The in-flight folder went while this went on: published, or cleaned up after.
-                    everyone = {c.rank for ranks in wanted.values() for c in ranks}
-                    missing = _awaited(key, wanted, everyone)
-                except _Unsealed as error:
-                    self._forget(inflight, error.ranks)
-                    missing = _awaited(key, [error.shard], error.ranks)
-            if published:
+            record = self._record(keys, span, config, session)
+            spans.append(span)
+            jobs.append(partial(self._commit, record, writer, wanted))
+        # At once, because almost all of the time is waiting for the medium to have things for good.
+        for span, outcome in zip(spans, run_all(self._pool, jobs), strict=True):
+            key = span.key.hex()
+            if isinstance(outcome, Missing) and not self._lookup.holds(span.key):
+                report.missing.append(outcome)
+            elif outcome is True:
                 report.committed.append(key)
-            elif missing is None or self._lookup.holds(span.key):
-                report.already.append(key)  # another process published it
             else:
-                report.missing.append(missing)
+                report.already.append(key)  # another process published it
         return report
+
+    def _commit(
+        self, record: CommitRecord, writer: str, wanted: Contributors
+    ) -> Missing | Literal[True] | None:
+        """Publish one extent if it is complete. None: another process did."""
+        key = record.key.hex()
+        inflight = self._names.inflight(key, writer)
+        marks = self._marks(inflight)
+        missing = self._missing(key, inflight, wanted, marks)
+        if missing is not None:
+            return missing
+        try:
+            return True if self._publish(inflight, record, wanted, marks) else None
+        except NotFound:
+            # The in-flight folder went while this went on: published, or cleaned up after.
+            everyone = {c.rank for ranks in wanted.values() for c in ranks}
+            return _awaited(key, wanted, everyone)
+        except _Unsealed as error:
+            self._forget(inflight, error.ranks)
+            return _awaited(key, [error.shard], error.ranks)
 
     def abandon(self, keys: BlockKeys, config: ParallelConfig, session: str, *, tail: bool) -> int:
         """Discard what a session has in flight of the extents of ``keys``; returns how many."""
@@ -225,7 +249,8 @@ class Committer:
         self._seal(inflight, record, wanted, marks)
         data = encode_extent(self._group, record)
         reach("commit.before_record")
-        self._engine.write(f"{inflight.array}/{RECORD}", [data])
+        # Names in the folder become durable when it is published, all at once.
+        self._engine.write(f"{inflight.array}/{RECORD}", [data], settle=False)
         self._require_shards(inflight, record)
         self._make_fanout(key)
         reach("commit.before_publish")
@@ -274,12 +299,19 @@ class Committer:
             raise NotFound(f"in-flight shard {inflight.shard(gone[0])} is gone; store again")
 
     def _make_fanout(self, key: str) -> None:
+        """Make the folder that the extent's goes into, and its name durable, whoever made it."""
         folder = self._names.fanout(key)
-        if folder not in self._fanouts:
-            path = f"{folder}/{RECORD}"
-            if not self._engine.exists(path):
-                self._engine.create(path, encode_plain_group())
-            self._fanouts.add(folder)
+        if folder in self._fanouts:
+            return
+        path = f"{folder}/{RECORD}"
+        if not self._engine.exists(path):
+            self._engine.create(path, encode_plain_group(), settle=False)
+        if folder not in self._settled:
+            parent = self._names.folder
+            there = [f"{parent}/{name}" for name in self._engine.list_dir(parent)]
+            self._engine.sync([parent])
+            self._settled.update(there)
+        self._fanouts.add(folder)
 
     def _refer(self, record: CommitRecord) -> None:
         """Leave hints for the extent's inner blocks; without them, lookups only miss more.

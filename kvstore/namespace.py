@@ -79,6 +79,7 @@ class Namespace:
                 g,
                 self._names[g.name],
                 runtime.software,
+                lambda: runtime.pool,
             )
             for g in identity.groups
         }

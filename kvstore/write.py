@@ -8,9 +8,10 @@ are there; ``commit`` seals such shards. Nothing written here is visible to any 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from crc32c import crc32c
@@ -22,6 +23,7 @@ from kvstore.geometry import LayerGroup
 from kvstore.io.failpoints import reach
 from kvstore.io.protocol import Buffer, Engine
 from kvstore.io.staging import Staging
+from kvstore.jobs import settle, start
 from kvstore.keys import BlockKeys, require_keys
 from kvstore.lookup import Lookup
 from kvstore.marks import ByteRuns, encode_mark, owned_runs
@@ -119,6 +121,7 @@ class Saver:
         started = time.perf_counter()
         present = not_elected = covered = written = extents = 0
         jobs: list[_Job] = []
+        marks: list[Future[None]] = []
         try:
             for span in extent_spans(self._group, keys, tail=tail):
                 covered += span.stop - span.first
@@ -129,15 +132,20 @@ class Saver:
                 elif not share.empty:
                     jobs.append(self._submit(span, table, share, rank))
             for job in jobs:
+                results = [future.result() for future in job.futures]
+                marks.append(start(self._pool, partial(self._mark, job, results, rank)))
+                written += sum(nbytes for nbytes, _ in results)
+            for job, mark in zip(jobs, marks, strict=True):
                 try:
-                    written += self._finish(job, rank)
+                    mark.result()
                     extents += 1
                 except NotFound:
                     # The in-flight folder went meanwhile: another engine was first with the extent,
                     # and another rank of this one has cleared up. If it was not: see the commit.
                     present += self._lookup.holds(job.span.key)
         finally:
-            _settle(f for job in jobs for f in job.futures)
+            settle(marks)
+            settle(f for job in jobs for f in job.futures)
         return StoreReport(
             extents=extents,
             present=present,
@@ -147,9 +155,8 @@ class Saver:
             seconds=time.perf_counter() - started,
         )
 
-    def _finish(self, job: _Job, rank: Rank) -> int:
-        """Wait until an extent's shards are written, and leave the mark. Returns content bytes."""
-        results = [future.result() for future in job.futures]
+    def _mark(self, job: _Job, results: list[tuple[int, int]], rank: Rank) -> None:
+        """Leave the rank's mark, now that all it writes of an extent's shards is written."""
         sums = {
             part.name: total
             for part, (_, total) in zip(job.parts, results, strict=True)
@@ -159,11 +166,10 @@ class Saver:
             # The mark may survive a power failure only if the bytes it speaks of do, and the names
             # of the files that hold them.
             inflight = job.inflight
-            self._engine.sync([*map(inflight.part, sums), inflight.array])
+            self._engine.sync([*map(inflight.part, sums), inflight.array, inflight.folder])
             reach("store.before_mark")
             mark = inflight.done((rank.pp, rank.pcp, rank.tp))
-            self._engine.create(mark, encode_mark(sums))
-        return sum(written for written, _ in results)
+            self._engine.create(mark, encode_mark(sums), settle=False)
 
     def _submit(self, span: Span, table: Ints, share: Share, rank: Rank) -> _Job:
         """Start writing one extent's shards."""
@@ -213,7 +219,8 @@ class Saver:
                 end = layout.offset(run.first + len(run.slots))
                 self._pages.gather(run.slots, where, shard[begin:end], layout.stride)
             finish_shard(shard, layout)
-            self._engine.write(path, [shard])
+            # Its name becomes durable with the commit: lost before that, it is written again.
+            self._engine.write(path, [shard], settle=False)
         finally:
             self._staging.release(buffer)
         return layout.chunks * layout.chunk_bytes
@@ -266,10 +273,3 @@ def finish_shard(shard: memoryview, layout: ShardLayout) -> None:
         at = layout.offset(i)
         sums[i] = crc32c(shard[at : at + layout.chunk_bytes])
     shard[layout.index_offset :] = layout.encode_index()
-
-
-def _settle(futures: Iterable[Future[tuple[int, int]]]) -> None:
-    """Leave no job running on buffers that the caller may reuse."""
-    for future in futures:
-        if not future.cancel():
-            future.exception()

@@ -30,7 +30,8 @@ LEVELS: dict[int, str] = {
     4: "io io.protocol io.posix io.direct io.failpoints io.fallocate io.local_names io.local_read "
     "io.local_write io.oserrors io.residency io.select io.staging io.vectors io.workers",
     5: "buffers detect scatter tiles plan lookup load write commit namespace store runtime report "
-    "worker array faults verify verify_content verify_private inspect catalog deliver marks seal",
+    "worker array faults verify verify_content verify_private inspect catalog deliver marks seal "
+    "jobs",
     6: "kvstore",  # the public names
     7: "cli demo bench plugins __main__",  # with all in these folders: they use the public names
 }

@@ -223,7 +223,7 @@ class LocalNames:
             try:
                 os.rename(full, trash)
             except FileNotFoundError:
-                self.make_parents(trash)
+                self.make_parents(trash, settle=False)
                 os.rename(full, trash)
         except FileNotFoundError:
             return False  # another process was quicker

@@ -76,7 +76,10 @@ def write_runs(
                 f"a run of {len(view)} bytes at {offset} does not fit {path} of {size} bytes"
             )
     with translated("write", full):
-        fd = _open(names, full, os.O_RDWR, settle=False) if make else os.open(full, _FLAGS | os.O_RDWR)
+        if make:
+            fd = _open(names, full, os.O_RDWR, settle=False)
+        else:
+            fd = os.open(full, _FLAGS | os.O_RDWR)
         try:
             _settle_size(fd, full, size)
             reach("posix.write_into.before_write")

@@ -196,8 +196,8 @@ class Engine(Protocol):
         """Make a finished folder visible under its final name, whole and at once.
 
         The store has made the bytes of the objects in it durable; this makes their names durable,
-        and then the folder's. Parents of ``target`` are made. Where the folder was may come back
-        after a power failure, next to where it is.
+        and then the folder's. Parents of ``target`` are made. After a power failure the folder may
+        have its old name too.
 
         Returns:
             True when this call did it, False when a folder was there already (``source`` is left).

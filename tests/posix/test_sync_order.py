@@ -69,14 +69,27 @@ def test_write_into_is_synced_by_sync_and_by_rename(engine: PosixEngine, log: Lo
     assert log.calls == ["fsync in/p", "rename in/p out/q", "fsync out", "fsync in"]
 
 
-def test_publish_syncs_what_is_in_the_folder_then_both_parents(
+def test_publish_syncs_what_is_in_the_folder_then_its_new_name(
     engine: PosixEngine, log: Log, tmp_path: Path
 ):
     (tmp_path / "in" / "array").mkdir(parents=True)
     (tmp_path / "out").mkdir()
     log.calls.clear()
     assert engine.publish("in/array", "out/key")
-    assert log.calls == ["fsync in/array", "rename in/array out/key", "fsync out", "fsync in"]
+    assert log.calls == ["fsync in/array", "rename in/array out/key", "fsync out"]
+
+
+def test_unsettled_names_cost_no_sync_and_publish_settles_them(engine: PosixEngine, log: Log):
+    engine.write("in/array/x", [b"1"], settle=False)
+    engine.write_into("in/array/p", 10, [(0, b"1")])
+    engine.rename("in/array/p", "in/array/q", settle=False)
+    assert engine.create("in/array/y", b"1", settle=False)
+    synced = [call for call in log.calls if call.startswith("fsync")]
+    temporary = f"fsync in/array/{TEMPORARY}"
+    assert synced == [temporary, "fsync in/array/p", temporary]
+    log.calls.clear()
+    assert engine.publish("in/array", "out")
+    assert log.calls == ["fsync in/array", "rename in/array out", "fsync /"]
 
 
 def test_discard_hides_before_it_frees(engine: PosixEngine, log: Log, tmp_path: Path):
