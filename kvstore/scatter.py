@@ -136,7 +136,7 @@ class HostPages:
         end = max((a + s.reach for a, s in zip(starts, segments, strict=True)), default=0)
         memory = (ctypes.c_char * (end - self._base)).from_address(self._base)
         self._memory = memoryview(memory).cast("B")
-        steps = {step for s in segments for step in s.steps}
+        steps = {step for s in segments for step, _ in s.axes}
         self._grain = math.gcd(*steps, *(a - self._base for a in starts)) or 1
         self._tiles: TiledParts | None = None
         if any(s.tiling is not None for s in segments):

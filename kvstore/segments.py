@@ -11,6 +11,7 @@ a segment of its own, with a :class:`Tiling`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -88,25 +89,22 @@ class Segment:
         return int(self.tensor.untyped_storage().data_ptr()) + self.address
 
     @property
-    def steps(self) -> tuple[int, ...]:
-        """All strides, in bytes."""
-        inner = () if self.tiling is None else self.tiling.axes(self.tokens)
-        own = (self.block_stride, self.head_stride, self.token_stride)
-        return own + tuple(step for step, _ in inner)
+    def axes(self) -> tuple[tuple[int, int], ...]:
+        """(step, count) along every axis that repeats a run of bytes."""
+        outer = ((self.block_stride, self.blocks), (self.head_stride, self.heads))
+        if self.tiling is None:
+            return (*outer, (self.token_stride, self.tokens))
+        return outer + self.tiling.axes(self.tokens)
 
     @property
-    def head_reach(self) -> int:
-        """Bytes from the start of one head of one block to the end of its last element."""
-        if self.tiling is None:
-            return (self.tokens - 1) * self.token_stride + self.nbytes
-        axes = self.tiling.axes(self.tokens)
-        return sum((count - 1) * step for step, count in axes) + self.tiling.item
+    def run(self) -> int:
+        """Bytes that are always in a row."""
+        return self.nbytes if self.tiling is None else self.tiling.item
 
     @property
     def reach(self) -> int:
         """Bytes from the start to the end of the last block's last element."""
-        outer = (self.blocks - 1) * self.block_stride + (self.heads - 1) * self.head_stride
-        return outer + self.head_reach
+        return sum((count - 1) * step for step, count in self.axes) + self.run
 
 
 def require_axes(tensor: torch.Tensor, what: str, axes: int) -> None:
@@ -144,10 +142,14 @@ def _check_view(part: ContentPart, view: torch.Tensor, where: str) -> None:
         raise InvalidArgument(
             f"{where}, part {part.name!r}: the shape {tuple(view.shape)} is empty"
         )
-    if _tiled(view) and view.dtype != part.element.torch_dtype():
+    step, count = _levels(view).inner
+    apart = count > 1 and step != 1
+    if view.element_size() != part.element.itemsize and (
+        apart or count * view.element_size() % part.element.itemsize
+    ):
         raise NotCertified(
-            f"{where}, part {part.name!r}: a view of {view.dtype} whose elements are apart does "
-            f"not show where those of {part.element.name} are; hand over a view of that type",
+            f"{where}, part {part.name!r}: a view of {view.dtype} whose items are apart does not "
+            f"show where the elements of {part.element.name} are; hand over a view of that type",
             reason="the elements of a tiled page are not its own",
         )
     steps = sorted((s, n) for s, n in zip(view.stride(), view.shape, strict=True) if n > 1)
@@ -193,14 +195,47 @@ def segments_of(
 
 TILED_AXES = 6
 
+Axis = tuple[int, int]
+"""Step and count."""
 
-def _tiled(view: torch.Tensor) -> bool:
-    return view.ndim == TILED_AXES or (view.shape[-1] > 1 and view.stride(-1) != 1)
+
+@dataclass(frozen=True, slots=True)
+class _Levels:
+    """A view's token and element axes in two levels each, as few as there really are.
+
+    Axes that are one in memory are one here, so a plain page handed over in tiles is plain.
+    """
+
+    tile: Axis
+    token: Axis
+    outer: Axis
+    inner: Axis
+
+    @property
+    def tiled(self) -> bool:
+        """Whether tokens are at more than one step, or a token's elements not in a row."""
+        step, count = self.inner
+        return self.tile[1] > 1 or self.outer[1] > 1 or (count > 1 and step != 1)
+
+
+def _levels(view: torch.Tensor) -> _Levels:
+    axes: list[Axis] = list(zip(view.stride(), view.shape, strict=True))[2:]
+    if view.ndim == TILED_AXES:
+        return _Levels(*_merged(*axes[:2]), *_merged(*axes[2:]))
+    return _Levels((0, 1), axes[0], (0, 1), axes[1])
+
+
+def _merged(outer: Axis, inner: Axis) -> tuple[Axis, Axis]:
+    if inner[1] == 1:
+        return (0, 1), outer
+    if outer[1] == 1 or outer[0] == inner[0] * inner[1]:
+        return (0, 1), (inner[0], inner[1] * outer[1])
+    return outer, inner
 
 
 def _segment(part: ContentPart, view: torch.Tensor, offset: int) -> Segment:
     size = view.element_size()
-    tiled = view.ndim == TILED_AXES
+    levels = _levels(view)
     return Segment(
         tensor=view,
         address=int(view.storage_offset()) * size,
@@ -208,24 +243,24 @@ def _segment(part: ContentPart, view: torch.Tensor, offset: int) -> Segment:
         content_offset=offset,
         blocks=view.shape[0],
         heads=view.shape[1],
-        tokens=view.shape[2] * view.shape[3] if tiled else view.shape[2],
+        tokens=levels.tile[1] * levels.token[1],
         block_stride=view.stride(0) * size,
         head_stride=view.stride(1) * size,
-        token_stride=view.stride(3 if tiled else 2) * size,
-        tiling=_tiling(view) if _tiled(view) else None,
+        token_stride=levels.token[0] * size,
+        tiling=_tiling(levels, size) if levels.tiled else None,
     )
 
 
-def _tiling(view: torch.Tensor) -> Tiling:
-    if view.ndim != TILED_AXES:
-        view = view.unsqueeze(3).unsqueeze(2)  # one tile of tokens, and one of elements
-    size = view.element_size()
-    _, _, _, tokens, outer, inner = view.shape
-    tile, token, outer_step, inner_step = (step * size for step in view.stride()[2:])
-    if inner == 1 or inner_step == size:
+def _tiling(levels: _Levels, size: int) -> Tiling:
+    (outer_step, outer), (inner_step, inner) = levels.outer, levels.inner
+    tile, token = levels.tile[0] * size, levels.token[0] * size
+    tokens = levels.token[1]
+    if inner == 1 or inner_step == 1:
         # The elements of a tile are in a row: they move as one.
-        return Tiling(size * inner, outer, tokens, tile, token, 1, outer_step, size * inner)
-    return Tiling(size, outer * inner, tokens, tile, token, inner, outer_step, inner_step)
+        return Tiling(size * inner, outer, tokens, tile, token, 1, outer_step * size, size * inner)
+    return Tiling(
+        size, outer * inner, tokens, tile, token, inner, outer_step * size, inner_step * size
+    )
 
 
 def _same_memory(a: Segment, b: Segment) -> bool:
@@ -304,13 +339,15 @@ def _disjoint(a: Segment, b: Segment) -> bool:
     gap = high.address - low.address
     if gap >= low.reach:
         return True
-    # Interleaved: with equal strides, the gap must fit in between some axis' steps on both sides.
-    steps = [(a.block_stride, a.blocks), (a.head_stride, a.heads)]
-    if steps != [(b.block_stride, b.blocks), (b.head_stride, b.heads)]:
-        return False
-    if a.tiling is b.tiling is None and (a.token_stride, a.tokens) == (b.token_stride, b.tokens):
-        return _between(gap, low.nbytes, high.nbytes, [*steps, (a.token_stride, a.tokens)])
-    return _between(gap, low.head_reach, high.head_reach, steps)
+    # Interleaved: along the axes that both have, the gap must fit in between some axis' steps, with
+    # all that is along other axes taken as one box.
+    own, theirs = Counter(low.axes), Counter(high.axes)
+    shared = own & theirs
+    inner_low, inner_high = (
+        s.run + sum(step * (count - 1) for step, count in (axes - shared).elements())
+        for s, axes in ((low, own), (high, theirs))
+    )
+    return _between(gap, inner_low, inner_high, list(shared.elements()))
 
 
 def _between(gap: int, inner_low: int, inner_high: int, steps: Sequence[tuple[int, int]]) -> bool:

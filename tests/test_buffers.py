@@ -178,7 +178,7 @@ REFUSED: dict[str, tuple[Bad, type[Exception], str]] = {
         "two content parts share memory",
     ),
     "tiles of another type": (
-        lambda: PagedBuffers(KV, _tiles(torch.uint8, 384, 128, 32, 2, 4, 1)),
+        lambda: PagedBuffers(KV, _tiles(torch.uint8, 384, 128, 32, 16, 1, 8)),
         NotCertified,
         "does not show where",
     ),
