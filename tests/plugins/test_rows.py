@@ -35,7 +35,7 @@ MLA = AttentionSizes(latent=6, rope=2)
 
 def rows_of(layout: RowLayout, chunks: np.ndarray, blocks: int, row_bytes: int) -> np.ndarray:
     """Rows for ``chunks`` [chunk, layer in row order, head, token, content], by the definition."""
-    count, layers, heads, tokens, content = chunks.shape
+    count, layers, _heads, tokens, content = chunks.shape
     n = tokens // blocks
     out = np.zeros((count, row_bytes), np.uint8)
     for c, layer, b in itertools.product(range(count), range(layers), range(blocks)):

@@ -10,6 +10,10 @@ not, and nothing of the engine is imported before one of the names is asked for:
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"root": "/nvme/kvstore"}
     }'
+
+The tier is an entry of ``secondary_tiers`` of the engine's TieringOffloadingSpec::
+
+    {"type": "KVStoreTier", "module_path": "kvstore.plugins.vllm", "root": "/nvme/kvstore"}
 """
 
 from __future__ import annotations
@@ -19,10 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvstore.plugins.vllm.connector import KVStoreConnector
+    from kvstore.plugins.vllm.tier import KVStoreTier
 
-__all__ = ["KVStoreConnector"]
+__all__ = ["KVStoreConnector", "KVStoreTier"]
 
-_HOME = {"KVStoreConnector": "connector"}
+_HOME = {"KVStoreConnector": "connector", "KVStoreTier": "tier"}
 
 
 def __getattr__(name: str) -> Any:

@@ -88,8 +88,8 @@ class RowLayout:
             typed = memory.view(part.element.torch_dtype())
             if blocks == 1 or page == tokens * token:
                 # The blocks' tokens go on at the same step.
-                shape = (rows, heads, blocks * tokens, part.count)
-                steps = (row_bytes, head, token, size)
+                shape: tuple[int, ...] = (rows, heads, blocks * tokens, part.count)
+                steps: tuple[int, ...] = (row_bytes, head, token, size)
             else:
                 shape = (rows, heads, blocks, tokens, 1, part.count)
                 steps = (row_bytes, head, page, token, part.nbytes, size)
