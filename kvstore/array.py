@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvstore.elements import ElementType
-from kvstore.errors import FormatError, InvalidArgument, NotFound
+from kvstore.errors import FormatError, InvalidArgument, NotFound, require_kind
 from kvstore.geometry import MAX_SHARDS, ContentPart
 from kvstore.identity import parts_from_json
 from kvstore.jsonform import Fields, parse
@@ -114,7 +114,10 @@ def open_array(path: str | os.PathLike[str], part: str | None = None) -> LazyArr
     """
     import zarr
 
+    give = "an extent's folder, as text or a Path"
+    require_kind("path", path, (str, os.PathLike), give)
     where = os.fspath(path)
+    require_kind("path", where, str, give)
     try:
         data = Path(where, RECORD).read_bytes()
     except OSError as error:

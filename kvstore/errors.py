@@ -68,3 +68,19 @@ class Corrupt(FormatError):
 
 class StorageError(KVStoreError, OSError):
     """The medium failed: no space, no permission, read-only, an I/O error, a deadline passed."""
+
+
+def require_kind(what: str, value: object, kinds: type | tuple[type, ...], give: str) -> None:
+    """Refuse an argument of the wrong kind by name, before something deeper trips over it.
+
+    Args:
+        what: name of the argument.
+        value: what was given for it.
+        kinds: what it may be an instance of.
+        give: what to give, for the message.
+
+    Raises:
+        InvalidArgument: it is none of these.
+    """
+    if not isinstance(value, kinds):
+        raise InvalidArgument(f"{what} is {value!r:.80}; give {give}")

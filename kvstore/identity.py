@@ -9,13 +9,13 @@ opaque groups, whose pages belong to one rank.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from kvstore.elements import ELEMENT_TYPES
-from kvstore.errors import FormatError, GeometryMismatch, InvalidArgument
+from kvstore.errors import FormatError, GeometryMismatch, InvalidArgument, require_kind
 from kvstore.geometry import (
     MAX_BLOCK_TOKENS,
     MAX_CONTENT,
@@ -68,7 +68,12 @@ class Identity:
     namespace: str = field(init=False, compare=False, repr=False, default="")
 
     def __post_init__(self) -> None:
+        require_kind("groups", self.groups, Iterable, "a tuple of LayerGroup")
+        require_kind("variants", self.variants, Mapping, "a mapping of text to text")
+        require_kind("key_scheme", self.key_scheme, KeyScheme, "a KeyScheme")
         object.__setattr__(self, "groups", tuple(self.groups))
+        for group in self.groups:
+            require_kind("a layer group", group, LayerGroup, "a LayerGroup")
         object.__setattr__(self, "variants", MappingProxyType(dict(self.variants)))
         _check_text("model", self.model)
         for name, value in (("revision", self.revision), ("weights_digest", self.weights_digest)):

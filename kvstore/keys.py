@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
-from kvstore.errors import InvalidArgument
+from kvstore.errors import InvalidArgument, require_kind
 
 if TYPE_CHECKING:
     import numpy as np
@@ -257,6 +257,7 @@ def _token_ids(tokens: ArrayLike) -> NDArray[np.uint32]:
 
 
 def _extra_bytes(extra: Sequence[bytes]) -> bytes:
+    require_kind("extra", extra, Sequence, "a list of bytes, or a mapping of block index to such")
     if len(extra) > MAX_EXTRA_KEYS:
         raise InvalidArgument(f"{len(extra)} extra keys; at most {MAX_EXTRA_KEYS} a block")
     out = [_U32.pack(len(extra))]

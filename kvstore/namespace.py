@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvstore.commit import Committer
-from kvstore.errors import InvalidArgument, KVStoreError, NotFound, StorageError
+from kvstore.errors import InvalidArgument, KVStoreError, NotFound, StorageError, require_kind
 from kvstore.extent import CommitRecord
 from kvstore.faults import Fault
 from kvstore.geometry import LayerGroup
@@ -140,6 +140,7 @@ class Namespace:
         Raises:
             NotCertified: the config cannot be mapped onto the group's pages.
         """
+        _require_config(config, rank)
         return share_of(self.identity.group(group), config, rank, self.identity.model_layers)
 
     def worker(
@@ -163,6 +164,9 @@ class Namespace:
             NotCertified: config or buffers cannot be mapped; the message says why.
             InvalidArgument: the buffers' layer group is not this namespace's.
         """
+        _require_config(config, rank)
+        meant = getattr(buffers, "group", None)
+        require_kind("buffers", buffers if meant is None else meant, LayerGroup, "PagedBuffers")
         group = self.identity.group(buffers.group.name)
         if buffers.group != group:
             raise InvalidArgument(
@@ -213,6 +217,7 @@ class Namespace:
         Returns:
             What is committed, and exactly what is missing where something is.
         """
+        _require_config(config)
         committer = self._committers[self.identity.group(group).name]
         layers = self.identity.model_layers
         return committer.commit(keys, config, session, layers, tail=tail)
@@ -240,6 +245,7 @@ class Namespace:
         Returns:
             Number of extents of which something was discarded.
         """
+        _require_config(config)
         committer = self._committers[self.identity.group(group).name]
         return committer.abandon(keys, config, session, tail=tail)
 
@@ -365,7 +371,14 @@ class Namespace:
 
 
 def _hex(key: str | bytes) -> str:
+    require_kind("key", key, (str, bytes), "an extent's key, as bytes or lower-case hex")
     name = key if isinstance(key, str) else key.hex()
     if not is_key(name):
         raise InvalidArgument(f"{name!r:.80} is not an extent's key (lower-case hex)")
     return name
+
+
+def _require_config(config: ParallelConfig, *ranks: Rank) -> None:
+    require_kind("config", config, ParallelConfig, "a ParallelConfig")
+    for rank in ranks:
+        require_kind("rank", rank, Rank, "a Rank of the config")

@@ -7,11 +7,11 @@ Decode context parallelism (DCP) takes its ranks from inside TP. Ranks are numbe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from itertools import accumulate
 
-from kvstore.errors import InvalidArgument, NotCertified
+from kvstore.errors import InvalidArgument, NotCertified, require_kind
 
 MAX_RANKS = 1 << 16
 """The most ranks a config may have."""
@@ -78,6 +78,7 @@ class ParallelConfig:
             known = ", ".join(PCP_KV_KINDS)
             raise InvalidArgument(f"pcp_kv is {self.pcp_kv!r}; it must be one of: {known}")
         if self.pp_layers is not None:
+            require_kind("pp_layers", self.pp_layers, Iterable, "a count of layers for each stage")
             object.__setattr__(self, "pp_layers", tuple(self.pp_layers))
             for layers in self.pp_layers:
                 _check_number("a stage's count in pp_layers", layers, 0, MAX_RANKS)
@@ -182,6 +183,7 @@ class ParallelConfig:
         Raises:
             InvalidArgument: the text is not of that form, or a value is out of range.
         """
+        require_kind("a parallel config's text", text, str, "text such as 'tp=9,dcp=3'")
         known = [field.name for field in fields(cls)]
         values: dict[str, int | str | tuple[int, ...]] = {}
         for item in text.split(","):

@@ -11,7 +11,7 @@ import re
 import string
 from dataclasses import dataclass
 
-from kvstore.errors import FormatError, InvalidArgument
+from kvstore.errors import FormatError, InvalidArgument, require_kind
 from kvstore.geometry import GROUP_NAME
 
 RECORD = "zarr.json"
@@ -130,6 +130,7 @@ def writer_id(session: str, config: str) -> str:
     Raises:
         InvalidArgument: the session's name is too long for a record, or not Unicode text.
     """
+    require_kind("session", session, str, "the name that the engine's ranks share, as text")
     if len(session) > MAX_SESSION:
         raise InvalidArgument(f"session has {len(session)} characters; at most {MAX_SESSION}")
     try:

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from kvstore.commit import now
-from kvstore.errors import InvalidArgument, NotFound
+from kvstore.errors import InvalidArgument, NotFound, require_kind
 from kvstore.identity import Identity
 from kvstore.io.protocol import Engine
 from kvstore.io.select import open_engine
@@ -106,6 +106,7 @@ class Store:
             GeometryMismatch: its record holds another identity. NotFound: absent, and not made.
             FormatError, StorageError: as named.
         """
+        require_kind("identity", identity, Identity, "an Identity")
         name = identity.namespace
         record = f"{name}/{RECORD}"
         if not self.engine.exists(record):
@@ -132,6 +133,9 @@ class Store:
             NotFound: no such namespace. GeometryMismatch: names every field that differs from
             ``expect``. InvalidArgument: several start like that. FormatError: as named.
         """
+        require_kind("name", name, str, "a namespace's directory name, as text")
+        if expect is not None:
+            require_kind("expect", expect, Identity, "an Identity")
         full = self._resolve(name)
         data = self.engine.get(f"{full}/{RECORD}", MAX_RECORD_BYTES)
         identity = NamespaceRecord.decode(data, full).identity
@@ -171,6 +175,7 @@ class Store:
         Raises:
             InvalidArgument: not the name of a namespace. StorageError: as named.
         """
+        require_kind("name", name, str, "a namespace's directory name, as text")
         if not is_namespace(name):
             raise InvalidArgument(f"{name!r:.160} is not a namespace's directory name")
         removed = self.engine.discard(name)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvstore.commit import Committer
-from kvstore.errors import InvalidArgument
+from kvstore.errors import InvalidArgument, require_kind
 from kvstore.geometry import LayerGroup
 from kvstore.keys import BlockKeys
 from kvstore.load import Loader, Loading
@@ -178,6 +178,7 @@ class Worker:
         self._pages.require_unmoved()
         share, rank = self.share, self.rank
         if stand_in_for is not None:
+            require_kind("stand_in_for", stand_in_for, Rank, "the Rank that died")
             rank = stand_in_for
             share = share_of(self._group, self.config, rank, self._model_layers)
             same = (share.layers, share.heads, share.lattice)
@@ -208,6 +209,7 @@ class Worker:
         if layers is None:
             return None
         count = self._loader.layers
+        require_kind("layers", layers, range, "a range of the rank's own layers, or None for all")
         if layers.step != 1 or not 0 <= layers.start <= layers.stop <= count:
             raise InvalidArgument(f"{layers} is not a range of the rank's {count} layers")
         return layers

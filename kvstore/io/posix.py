@@ -11,8 +11,9 @@ import os
 import stat
 import weakref
 from collections.abc import Callable, Sequence
+from types import NoneType
 
-from kvstore.errors import Corrupt, InvalidArgument, NotFound, StorageError
+from kvstore.errors import Corrupt, InvalidArgument, NotFound, StorageError, require_kind
 from kvstore.io.direct import DirectMode, DirectPolicy
 from kvstore.io.local_names import LocalNames, absent_or
 from kvstore.io.local_read import GIVEN_UP, RangeReader, ReadSettings, Traffic, refuse_in_consumer
@@ -71,6 +72,9 @@ class PosixEngine:
             InvalidArgument: an option out of range.
             NotFound: no such folder.
         """
+        require_kind("threads", threads, int, "a whole number")
+        require_kind("max_staging_bytes", max_staging_bytes, int, "a whole number of bytes")
+        require_kind("deadline", deadline, (int, float, NoneType), "seconds, or None")
         if threads < 1:
             raise InvalidArgument(f"threads is {threads}; at least one has to read")
         if deadline is not None and deadline <= 0:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from urllib.parse import unquote, urlsplit
 
-from kvstore.errors import InvalidArgument, NotFound
+from kvstore.errors import InvalidArgument, NotFound, require_kind
 from kvstore.io.oserrors import translated
 from kvstore.io.posix import PosixEngine
 from kvstore.io.protocol import Engine
@@ -36,7 +36,10 @@ def open_engine(
         NotFound: no such root, and it was not to be created.
         StorageError: the root cannot be made.
     """
+    give = "the path of a folder, as text or a Path"
+    require_kind("location", location, (str, os.PathLike), give)
     text = os.fspath(location)
+    require_kind("location", text, str, give)
     if not text or "\0" in text:
         raise InvalidArgument(f"{text!r} is not a location; give the path of a folder")
     match = _PROTOCOL.match(text)
