@@ -49,15 +49,20 @@ def axes_of(kind: str, part: int, tokens: int, count: int) -> tuple[list[int], l
     """Sizes ``[tt, t, et, e]``, the order of these axes in memory, and what the library is given.
 
     ``turned``: keys ``[element, token]``, values as usual. ``tiles``: what AMX wants of keys and of
-    values. ``rows``: elements in tiles that are in a row, ``[element tile, token, element]``.
+    values, in the smallest tiles; ``amx``: in its own. ``rows``: elements in tiles that are in a
+    row, ``[element tile, token, element]``. ``rocm``: that for keys, and values turned.
     """
     if kind == "turned":
         order = [2, 3, 0, 1] if part % 2 == 0 else [0, 1, 2, 3]
         return [1, tokens, 1, count], order, 4
-    if kind == "rows":
-        x = _halves(count, 4)
+    if kind == "rocm" and part % 2:
+        return [1, tokens, 1, count], [2, 3, 0, 1], 4
+    if kind in ("rows", "rocm"):
+        x = _halves(count, 4 if kind == "rows" else 8)
         return [1, tokens, count // x, x], [0, 2, 1, 3], 6
     t, e = _halves(tokens, 2), _halves(count, 2)
+    if kind == "amx":
+        t, e = (16, 2) if part % 2 == 0 else (2, 16)
     if part % 2 == 0:
         return [tokens // t, t, count // e, e], [0, 2, 1, 3], 6
     return [tokens // t, t, count // e, e], [2, 0, 3, 1], 6
