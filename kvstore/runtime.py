@@ -21,7 +21,7 @@ class Runtime:
         engine: the I/O engine.
         software: name and version that records are signed with.
         verify: whether loads check checksums.
-        staging: memory in which shards are built.
+        staging: memory in which shards are built: as many at a time as fit, and at least one.
     """
 
     engine: Engine

@@ -38,7 +38,7 @@ def open_store(
             be handed over as it is.
         options: of the I/O engine: ``durable`` (default True: a commit survives a power failure),
             ``direct`` ("auto", "always", "never": reads past the page cache), ``threads``,
-            ``max_staging_bytes``, ``deadline`` (seconds a load may take).
+            ``max_staging_bytes`` (memory for reads), ``deadline`` (seconds a load may take).
 
     Raises:
         NotFound: no store there, and it was not to be created.

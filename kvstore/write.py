@@ -30,11 +30,14 @@ from kvstore.marks import ByteRuns, encode_mark, owned_runs
 from kvstore.parallel import Rank
 from kvstore.paths import GroupPath, InflightPath
 from kvstore.placement import Ints, Placement, place, unit_tokens
-from kvstore.plan import ShardPart, shard_parts
+from kvstore.plan import ShardPart, shard_parts, split_run
 from kvstore.report import StoreReport
 from kvstore.scatter import Pages
 from kvstore.shard import CRC_BYTES, ShardLayout
 from kvstore.share import Share
+
+RUN_BYTES = 32 << 20
+"""Of a shard that several ranks fill, this much is gathered at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +238,8 @@ class Saver:
     ) -> tuple[int, int]:
         size = layout.chunk_bytes
         written = total = 0
-        for run in part.runs:
+        most = max(1, RUN_BYTES // size)
+        for run in (piece for whole in part.runs for piece in split_run(whole, most)):
             nbytes = len(run.slots) * size
             buffer = self._staging.acquire(nbytes)
             try:

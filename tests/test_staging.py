@@ -82,9 +82,50 @@ def test_no_more_than_the_bound_exists():
 
 
 @pytest.mark.parametrize("nbytes", [256 * KIB + 1, MIB])
-def test_more_than_the_bound_is_refused_at_once(nbytes: int):
-    with pytest.raises(InvalidArgument, match="max_staging_bytes"):
-        Staging(256 * KIB).acquire(nbytes)
+def test_more_than_the_bound_is_had_alone(nbytes: int):
+    staging = Staging(256 * KIB)
+    staging.release(staging.acquire(1))
+    small = staging.acquire(1)
+    with pytest.raises(StorageError, match="staging"):
+        staging.acquire(nbytes, timeout=0.01)
+    staging.release(small)
+    large = staging.acquire(nbytes)
+    assert nbytes <= len(large) < nbytes + mmap.PAGESIZE
+    assert staging.allocated_bytes == len(large)
+    with pytest.raises(StorageError, match="staging"):
+        staging.acquire(1, timeout=0.01)
+    staging.release(large)
+    # It is not kept: the bound holds again.
+    assert staging.allocated_bytes == 0
+    assert len(staging.acquire(1)) == 64 * KIB
+
+
+@pytest.mark.parametrize("nbytes", [1 << 60, 1 << 70])
+def test_more_than_there_is_memory(nbytes: int):
+    staging = Staging(256 * KIB)
+    with pytest.raises(StorageError, match=r"no memory for a piece of .* smaller shard_layers"):
+        staging.acquire(nbytes)
+    assert len(staging.acquire(1)) == 64 * KIB
+
+
+def test_large_and_small_requests_take_turns():
+    staging = Staging(256 * KIB)
+    worst: list[int] = []
+
+    def use(nbytes: int) -> None:
+        for _ in range(50):
+            buffer = staging.acquire(nbytes, timeout=30)
+            worst.append(staging.allocated_bytes)
+            staging.release(buffer)
+
+    sizes = [300_000, 100, 400_000, 200_000]
+    threads = [threading.Thread(target=use, args=(nbytes,)) for nbytes in sizes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(worst) == 200
+    assert max(worst) <= 400_000 + mmap.PAGESIZE
 
 
 def test_a_bound_that_is_no_round_size_can_be_used_up():

@@ -64,7 +64,8 @@ class PosixEngine:
             durable: a call that wrote returns after its bytes and names are on the medium.
             direct: ``auto``: read past the page cache what is not in it; ``always``; ``never``.
             threads: threads that read at the same time.
-            max_staging_bytes: bound on the memory that reads land in.
+            max_staging_bytes: bound on the memory that reads land in. A single chunk that is larger
+                is read alone.
             deadline: seconds a :meth:`read` may take before its unfinished ranges fail; None: for
                 ever.
 

@@ -133,9 +133,9 @@ class Engine(Protocol):
         Returns:
             For each range None, or what went wrong: :class:`~kvstore.errors.NotFound` (no such
             object), :class:`~kvstore.errors.Corrupt` (shorter than asked),
-            :class:`~kvstore.errors.StorageError`, :class:`~kvstore.errors.InvalidArgument` (a
-            negative number, or more in one piece than the engine's staging memory), or what
-            ``consume`` raised.
+            :class:`~kvstore.errors.StorageError` (also: no memory for a piece),
+            :class:`~kvstore.errors.InvalidArgument` (a negative number), or what ``consume``
+            raised.
         """
 
     def write(self, path: str, pieces: Sequence[Buffer], *, settle: bool = True) -> None:

@@ -7,6 +7,7 @@ into it; so buffers go round. Page alignment is what ``O_DIRECT`` asks of memory
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import threading
 
@@ -29,6 +30,9 @@ def rounded(nbytes: int, smallest: int = SMALLEST) -> int:
 
 class Staging:
     """Hands out buffers, of which no more than ``max_bytes`` exist at any time.
+
+    A request for more than that is served too, when no other buffer is in use, and others wait
+    until it is given back: what has to be in memory in one piece can be as large as memory is.
 
     Safe between threads. Requests are served in the order they came in, so a large one is not
     starved by small ones. A thread must hold no buffer while it asks for one: this is what makes
@@ -66,20 +70,18 @@ class Staging:
     def acquire(self, nbytes: int, timeout: float | None = None) -> memoryview:
         """A page-aligned buffer of at least ``nbytes``; give it back with :meth:`release`.
 
+        Of more than ``max_bytes``, only once all others have been given back.
+
         Args:
             nbytes: bytes needed.
             timeout: seconds to wait for others to give theirs back; None: for ever.
 
         Raises:
-            InvalidArgument: more than ``max_bytes``.
-            StorageError: the time passed.
+            StorageError: the time passed, or there is not as much memory.
         """
         size = min(rounded(nbytes, self._smallest), self.max_bytes)
         if nbytes > size:
-            raise InvalidArgument(
-                f"{nbytes} bytes are wanted in one piece and max_staging_bytes is "
-                f"{self.max_bytes}; raise it, or let the range come in pieces"
-            )
+            size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         with self._changed:
             self._last_ticket += 1
             ticket = self._last_ticket
@@ -99,7 +101,10 @@ class Staging:
     def release(self, buffer: memoryview) -> None:
         """Take back a buffer that :meth:`acquire` gave; its bytes may change from here on."""
         with self._changed:
-            self._free.append(buffer)
+            if len(buffer) > self.max_bytes:
+                self._drop(buffer)  # too large to be kept
+            else:
+                self._free.append(buffer)
             if self._queue:
                 self._changed.notify_all()
 
@@ -122,10 +127,9 @@ class Staging:
             return True
         while self._allocated + size > self.max_bytes and self._free:
             self._drop(self._free.pop())
-        if self._allocated + size > self.max_bytes:
+        if self._allocated and self._allocated + size > self.max_bytes:
             return False
-        # Private: the default, shared, would let a forked child write into its parent's buffers.
-        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = _memory(size)
         if size >= HUGE_PAGE:
             # A direct read into huge pages takes half the processor time, and fewer, longer
             # requests to the device. Kernels without them say EINVAL.
@@ -143,3 +147,15 @@ class Staging:
             buffer.release()
             if isinstance(memory, mmap.mmap):
                 memory.close()
+
+
+def _memory(size: int) -> mmap.mmap:
+    try:
+        # Private: the default, shared, would let a forked child write into its parent's buffers.
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise StorageError(
+            errno.ENOMEM,
+            f"there is no memory for a piece of {size} bytes ({error}); free some, or make a layer "
+            f"group with a smaller shard_layers, shard_heads or extent_blocks",
+        ) from error
