@@ -3,6 +3,9 @@
 Whatever an engine's page layout, each content part of each layer can be looked at as a strided
 tensor ``[block, head, token, element]``. The constructors of :class:`PagedBuffers` make these views
 out of the tensors of common layouts; nothing is copied, and memory order stays the engine's own.
+
+Pages whose tokens or elements are in tiles, as matrix units and some CPU backends keep them, are
+looked at with two axes for each: ``[block, head, token tile, token, element tile, element]``.
 """
 
 from __future__ import annotations
@@ -24,14 +27,29 @@ class PagedBuffers:
 
     Args:
         group: the layer group.
-        layers: for each layer that the rank holds, in order: content part name -> view
-            ``[block, head, token, element]`` of that part, of any strides. All views agree on the
-            number of blocks, heads and tokens.
+        layers: for each layer that the rank holds, in order: content part name -> view of that
+            part, of any strides: ``[block, head, token, element]``, or ``[block, head, token tile,
+            token in tile, element tile, element in tile]``, where token ``t`` is ``t % n`` of tile
+            ``t // n`` for tiles of ``n``, and elements likewise. All views agree on the number of
+            blocks, heads and tokens. The dtype is the part's, or uint8 or int8 for its bytes, if
+            the bytes of each element are in a row.
 
     Raises:
         InvalidArgument: a view is missing, or its shape or dtype is not the part's.
-        NotCertified: elements of views overlap, within a layer or between layers, or a token's
-            elements are apart.
+        NotCertified: elements of views overlap, within a layer or between layers, or cannot be
+            shown not to; a view of bytes cuts elements apart.
+
+    Example:
+        Keys of head size ``D`` kept ``[element, token]`` in blocks of ``N``, and values in tiles of
+        two tokens by 16 elements, the tokens of a tile innermost::
+
+            keys = memory.as_strided((B, H, N, D), (block, head, 1, N), at)
+            values = memory.as_strided(
+                (B, H, N // 2, 2, D // 16, 16), (block, head, 32, 1, N * 16, 2), at + N * D
+            )
+            PagedBuffers(group, [{"key": keys, "value": values}, ...])
+
+        Plain pages move fastest; tiled ones at about half their speed.
     """
 
     def __init__(self, group: LayerGroup, layers: Sequence[Mapping[str, torch.Tensor]]) -> None:

@@ -171,7 +171,8 @@ def segments_of(
 
     Raises:
         InvalidArgument: a view is missing, or its shape or dtype is not the part's.
-        NotCertified: elements overlap, or the bytes of one token are apart.
+        NotCertified: elements overlap or cannot be shown not to, the memory does not hold the
+            view's values, or a view of bytes cuts elements apart.
     """
     where = f"layer group {group.name!r}, layer {layer} of the rank"
     names = [p.name for p in group.parts]

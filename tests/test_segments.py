@@ -100,6 +100,22 @@ def test_parts_woven_into_each_other_are_told_apart(order: str) -> None:
     assert len(pool.buffers.layers[0]) in (1, 2)
 
 
+def test_parts_of_two_encodings_in_one_page() -> None:
+    """Along axes that only one has, all of it counts."""
+    memory = torch.zeros(3 * 2 * 64, dtype=torch.bfloat16)
+    plain, turned = (128, 64, 8, 1), (128, 64, 1, 4)
+
+    def views(key: tuple[int, ...], value: tuple[int, ...], at: int) -> dict[str, torch.Tensor]:
+        size = (2, 2, 4, 8)
+        return {"key": memory.as_strided(size, key), "value": memory.as_strided(size, value, at)}
+
+    for key, value in ((plain, turned), (turned, plain)):
+        assert len(PagedBuffers(KV, [views(key, value, 32)]).layers[0]) == 2
+        for at in (1, 8, 31, 33):
+            with pytest.raises(NotCertified, match="two content parts share memory"):
+                PagedBuffers(KV, [views(key, value, at)])
+
+
 def test_layers_of_tiles_in_one_memory() -> None:
     memory = torch.zeros(3, 2, 2, 2, 8, 4, dtype=torch.bfloat16)  # block, layer, part, head, e, t
     two = LayerGroup.attention_kv(layers=2, heads=2, head_size=8, block_tokens=4)
