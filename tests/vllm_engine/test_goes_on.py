@@ -106,9 +106,9 @@ def test_prefixes_salts_and_batches(engine: Engine, smollm2: str, tmp_path: Path
 
 
 def test_preemption_under_a_small_cache(engine: Engine, smollm2: str, tmp_path: Path) -> None:
-    prompts = [prompt(150, seed) for seed in range(20, 26)]
-    job = {"model": smollm2, "engine": {"num_gpu_blocks_override": 36}, "max_model_len": 512}
-    step = generate(*prompts, max_tokens=80)
+    prompts = [prompt(120, seed) for seed in range(20, 26)]
+    job = {"model": smollm2, "engine": {"num_gpu_blocks_override": 28}, "max_model_len": 512}
+    step = generate(*prompts, max_tokens=45)
     plain = engine.run(step, **job)["steps"][0]["tokens"]
     root = str(tmp_path / "root")
     done = engine.run(step, SETTLE, step, SETTLE, **job, root=root)

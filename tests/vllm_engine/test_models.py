@@ -77,7 +77,7 @@ def latent(tmp_path_factory: pytest.TempPathFactory) -> str:
         qk_nope_head_dim=128,
         v_head_dim=128,
         first_k_dense_replace=4,
-        n_routed_experts=None,
+        n_routed_experts=4,
     )
     return save(config, tmp_path_factory.mktemp("latent"))
 
@@ -128,9 +128,12 @@ def test_windows(engine: Engine, windows: str, tmp_path: Path) -> None:
 
 def test_latent(engine: Engine, latent: str, tmp_path: Path) -> None:
     root = str(tmp_path / "root")
-    options = {"engine": {"block_size": 16}}
-    first = engine.run(generate(PROMPT), SETTLE, **job(latent, root, **options))
-    again = engine.run(generate(PROMPT), **job(latent, root, **options))
+    options = {"dtype": "bfloat16"}  # all that the kernels for it take
+    step = generate(PROMPT)
+    first = engine.run(step, step, SETTLE, RESET, step, **job(latent, root, **options))["steps"]
+    again = engine.run(step, **job(latent, root, **options))["steps"]
     assert groups(root) == {"mla-0": (4, 1, "mla")}
-    assert again["steps"][0]["cached"] == [592]
-    assert again["steps"][0]["tokens"] == first["steps"][0]["tokens"]
+    # In bfloat16 a prompt computed in one go rounds in other places than one resumed from a cache,
+    # so what is loaded is compared with the engine's own prefix cache.
+    assert [s["cached"] for s in (first[1], first[4], again[0])] == [[576]] * 3
+    assert first[1]["tokens"] == first[4]["tokens"] == again[0]["tokens"]
