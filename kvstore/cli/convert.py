@@ -1,4 +1,4 @@
-"""``kvstore convert``: bring a cache that another program wrote into a store."""
+"""``kvstore convert``: a cache of vLLM's own file system tier, into a store."""
 
 from __future__ import annotations
 
@@ -11,22 +11,30 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.cli.declare import Subparsers, add_command
 from kvstore.cli.text import plural, printable, say, say_json, size
-from kvstore.errors import FormatError, InvalidArgument, NotCertified, NotFound
+from kvstore.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from kvstore.plugins.vllm.fs_cache import FsCache
-    from kvstore.plugins.vllm.fs_import import ImportOptions, ImportReport, Tick
+    from kvstore.identity import Identity
+    from kvstore.plugins.vllm.fs_import import ImportPlan, ImportReport, Progress
+    from kvstore.plugins.vllm.fs_layout import FsCache
 
 _JSON = """\
 With --json, one object:
-  root      the store, as given
-  caches    [{path, namespace, imported, present, bytes, refused: [{path, reason}]}]
-  refused   [{path, reason}]: caches of which nothing was taken
-Exit status 1 means that something was refused. What the engine's tier finds afterwards
-is what agrees in model, weights, variants, and how the engine hashes blocks: the options
-here have the names of the tier's settings.
+  source     folder of the cache
+  root       DST as given
+  namespace  directory name of the namespace
+  imported   files that are extents of the store now; with --dry-run, that could be
+  present    files whose extent was in the store already; null with --dry-run
+  bytes      content bytes of those imported
+  refused    {reason: number of files}
+  files      [{path, reason}]: refused files, the first 1000
+
+What the cache does not say has to be given: which weights it is of (--weights or
+--revision, unless the model is a local folder), the sizes of a token's cell (out
+of the config.json in that folder, or by options), and how keys and values lie in
+a page (--pages; engines on NVIDIA GPUs pack them). KVStoreTier finds what is
+imported when these are those of its own configuration.
 """
-_SHOWN = 10
 
 
 def add_parser(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
@@ -34,121 +42,124 @@ def add_parser(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
     parser = add_command(
         subparsers,
         "convert",
-        summary="import the cache of another program",
-        description="Import the cache folder of vLLM's fs tier (written with canonical_layout) "
-        "into a store, where kvstore's tier for vLLM finds it. vLLM need not be installed. What is "
-        "in the store already is skipped, so an import goes on where it was interrupted. The "
-        "files have no checksums: what was damaged before is not noticed.",
+        summary="import a cache of vLLM's fs tier",
+        description="Import the cache that vLLM's file system tier has written with "
+        "canonical_layout into a store, where KVStoreTier finds it. What is imported already is "
+        "skipped, so an interrupted import is called again. SRC is not changed. Exit status 1 "
+        "means that files were refused.",
         fields=_JSON,
     )
-    parser.add_argument("source", metavar="SRC", help="the tier's root_dir, or one cache in it")
-    parser.add_argument("root", metavar="DST", help="the store; made if it is not there")
-    weights = parser.add_argument_group("which model (the cache does not say)")
-    weights.add_argument("--weights", metavar="FOLDER", help="the checkpoint: digest, and sizes")
-    weights.add_argument("--revision", help="the weights' revision, instead of a digest")
-    weights.add_argument("--model", default="", help="name in the store (default: the engine's)")
-    sizes = parser.add_argument_group("sizes, where there is no checkpoint with a config.json")
+    parser.add_argument("source", metavar="SRC", help="root_dir of the tier, or one cache in it")
+    parser.add_argument("root", metavar="DST", help="the store; made when it is not there")
+    weights = parser.add_mutually_exclusive_group()
+    weights.add_argument("--weights", metavar="DIR", help="folder of the model's weights")
+    weights.add_argument("--revision", metavar="NAME", help="revision of the weights")
+    parser.add_argument("--model", metavar="NAME", help="the model's name in the store")
     for name, what in (
         ("heads", "KV heads of the whole model"),
         ("head-size", "elements of a key"),
-        ("value-size", "elements of a value, if not the same"),
-        ("latent", "MLA: elements of the latent"),
-        ("rope", "MLA: elements of the rotary part"),
+        ("value-size", "elements of a value, where they are not those of a key"),
+        ("latent", "latent attention (MLA): elements of the latent"),
+        ("rope", "latent attention: elements of the key's rotary part"),
     ):
-        sizes.add_argument(f"--{name}", type=int, default=0, metavar="N", help=what)
-    form = parser.add_argument_group("form")
-    form.add_argument(
-        "--pages",
-        choices=("packed", "split"),
-        default="packed",
-        help="each token's key and value together, as vLLM's own backends have it, or apart",
+        parser.add_argument(f"--{name}", metavar="N", type=int, default=0, help=what)
+    parser.add_argument(
+        "--pages", choices=("packed", "split"), help="a token's key and value together, or apart"
     )
-    form.add_argument("--hash-algorithm", default="sha256", help="as the engine's (%(default)s)")
-    form.add_argument("--hash-seed", help="the engine's PYTHONHASHSEED, if it was set")
-    form.add_argument("--hash-root", metavar="HEX", help="the engine's root hash, for xxhash")
-    form.add_argument(
+    parser.add_argument(
+        "--hash-algorithm",
+        metavar="NAME",
+        default="sha256",
+        help="the engine's --prefix-caching-hash-algo (default sha256)",
+    )
+    root = parser.add_mutually_exclusive_group()
+    root.add_argument(
+        "--hash-seed", metavar="TEXT", help="the engine's PYTHONHASHSEED, if it set it"
+    )
+    root.add_argument(
+        "--hash-root", metavar="HEX", help="root of its hashes, for algorithms that are not SHA-256"
+    )
+    parser.add_argument(
         "--variant",
+        metavar="NAME=VALUE",
         action="append",
         default=[],
-        metavar="NAME=VALUE",
-        help="what else changes the bytes; kv_scales=checkpoint for FP8",
+        help="what else changes the bytes, as in the tier's 'variants'; may be repeated",
     )
-    parser.add_argument("--threads", type=int, default=4, metavar="N", help="(%(default)s)")
+    parser.add_argument("--threads", metavar="N", type=int, default=4, help="files at once")
+    parser.add_argument("--no-sync", action="store_true", help="leave syncing to the system")
+    parser.add_argument("--dry-run", action="store_true", help="only check the files")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Convert.
+    """Import.
 
     Returns:
-        0; 1 when something was refused.
+        0; 1 when files were refused.
     """
-    from kvstore.plugins.vllm.fs_cache import find_caches, read_cache
+    from kvstore.plugins.vllm.fs_import import import_cache
+    from kvstore.plugins.vllm.fs_layout import find_cache, read_cache
     from kvstore.store import open_store
 
-    refused: list[tuple[Path, str]] = []
-    caches: list[FsCache] = []
-    for folder in find_caches(Path(args.source)):
-        try:
-            caches.append(read_cache(folder))
-        except (FormatError, NotCertified) as error:
-            refused.append((folder, str(error)))
-    models = sorted({cache.model for cache in caches})
-    if len(models) > 1:
-        raise InvalidArgument(
-            f"{args.source} holds caches of several models ({', '.join(models)}); convert one at a "
-            "time, by the folder with its config.json"
-        )
-    reports: list[tuple[FsCache, ImportReport]] = []
-    if caches:
-        options = _options(args)
-        with open_store(args.root) as store, _progress(shown=not args.json) as tick:
-            from kvstore.plugins.vllm.fs_import import import_cache
-
-            for cache in caches:
-                try:
-                    reports.append((cache, import_cache(cache, store, options, tick=tick)))
-                except (NotCertified, NotFound) as error:
-                    refused.append((cache.folder, str(error)))
-    _tell(args, reports, refused)
-    return 1 if refused or any(report.refused for _, report in reports) else 0
+    if args.threads < 1:
+        raise InvalidArgument(f"--threads is {args.threads}; it is at least 1")
+    cache = read_cache(find_cache(Path(args.source)))
+    plan = _plan(args, cache)
+    identity = _identity(args, plan)
+    with _progress(shown=not args.json) as progress:
+        if args.dry_run:
+            report = import_cache(plan, None, identity, threads=args.threads, progress=progress)
+        else:
+            with open_store(args.root, durable=not args.no_sync) as store:
+                report = import_cache(
+                    plan, store, identity, threads=args.threads, progress=progress
+                )
+    _say(args, cache, identity, report)
+    return 1 if report.refusals else 0
 
 
-def _options(args: argparse.Namespace) -> ImportOptions:
+def _plan(args: argparse.Namespace, cache: FsCache) -> ImportPlan:
     from kvstore.plugins.vllm.checkpoint import AttentionSizes, checkpoint_sizes
-    from kvstore.plugins.vllm.fs_import import ImportOptions
-    from kvstore.plugins.vllm.roots import key_scheme, root_of, seed_of
+    from kvstore.plugins.vllm.fs_import import ImportPlan
+
+    given = AttentionSizes(args.heads, args.head_size, args.value_size, args.latent, args.rope)
+    sizes = given if given.known else checkpoint_sizes(Path(args.weights or cache.model))
+    if not sizes.latent and args.pages is None:
+        raise InvalidArgument(
+            "the cache does not say how keys and values lie in its pages; give --pages packed "
+            "(next to each other in each token, as engines on NVIDIA GPUs keep them) or --pages "
+            "split (all keys of a page, then all values)"
+        )
+    return ImportPlan.of(cache, sizes, args.pages or "packed")
+
+
+def _identity(args: argparse.Namespace, plan: ImportPlan) -> Identity:
+    from kvstore.plugins.vllm.offload import offload_identity
+    from kvstore.plugins.vllm.roots import SEED_VARIABLE, key_scheme, root_of, seed_of
     from kvstore.plugins.weights import weights_digest
 
-    if args.weights is None and args.revision is None:
-        raise InvalidArgument(
-            "which weights the cache is of is not in it; give --weights, their folder, or "
-            "--revision, as it is in the tier's configuration"
-        )
-    if args.threads < 1:
-        raise InvalidArgument(f"--threads is {args.threads}; at least 1 is needed")
-    sizes = AttentionSizes(args.heads, args.head_size, args.value_size, args.latent, args.rope)
-    if not sizes.known:
-        if args.weights is None:
-            raise InvalidArgument(
-                "the sizes of the cache are not in it; give --heads and --head-size, or --latent "
-                "and --rope, or --weights, a checkpoint with a config.json"
-            )
-        sizes = checkpoint_sizes(Path(args.weights))
-    if args.hash_root is not None:
-        root = _bytes(args.hash_root)
+    if args.hash_root is None:
+        # The environment of this process is not that of the engine.
+        seed = {} if args.hash_seed is None else {SEED_VARIABLE: args.hash_seed}
+        root = root_of(args.hash_algorithm, seed_of(args.hash_algorithm, seed))
     else:
-        environment = {} if args.hash_seed is None else {"PYTHONHASHSEED": args.hash_seed}
-        root = root_of(args.hash_algorithm, seed_of(args.hash_algorithm, environment))
-    return ImportOptions(
-        scheme=key_scheme(args.hash_algorithm, root),
-        sizes=sizes,
+        root = _bytes(args.hash_root)
+    cache = plan.cache
+    folder = args.weights or cache.model
+    if not args.revision and not Path(folder).exists():
+        raise InvalidArgument(
+            f"there is no telling which weights {folder!r} stands for; give --weights (their "
+            "folder) or --revision (the commit that was loaded)"
+        )
+    return offload_identity(
+        args.model or cache.model,
+        plan.groups,
+        key_scheme(args.hash_algorithm, root),
+        dtype=cache.dtype,
         revision=args.revision,
-        weights_digest=None if args.revision is not None else weights_digest(args.weights),
-        model=args.model,
-        split=args.pages == "split",
-        variants=dict(map(_variant, args.variant)),
-        threads=args.threads,
+        weights_digest=None if args.revision else weights_digest(folder),
+        variants=dict(_variant(text) for text in args.variant),
     )
 
 
@@ -156,68 +167,58 @@ def _bytes(text: str) -> bytes:
     try:
         return bytes.fromhex(text)
     except ValueError:
-        raise InvalidArgument(f"--hash-root {text!r:.80} is not hexadecimal") from None
+        raise InvalidArgument(f"--hash-root is {text!r:.160}, which is not hexadecimal") from None
 
 
 def _variant(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise InvalidArgument(f"--variant {text!r:.80} is not NAME=VALUE")
+    name, sign, value = text.partition("=")
+    if not (name and sign):
+        raise InvalidArgument(f"--variant is {text!r:.160}; it is NAME=VALUE")
     return name, value
 
 
-def _tell(
-    args: argparse.Namespace,
-    reports: list[tuple[FsCache, ImportReport]],
-    refused: list[tuple[Path, str]],
+def _say(
+    args: argparse.Namespace, cache: FsCache, identity: Identity, report: ImportReport
 ) -> None:
     if args.json:
-        caches: list[dict[str, Any]] = [
-            {
-                "path": str(cache.folder),
-                "namespace": report.namespace,
-                "imported": report.imported,
-                "present": report.present,
-                "bytes": report.nbytes,
-                "refused": _items(report.refused),
-            }
-            for cache, report in reports
-        ]
-        say_json({"root": args.root, "caches": caches, "refused": _items(refused)})
+        out: dict[str, Any] = {
+            "source": str(cache.folder),
+            "root": args.root,
+            "namespace": identity.namespace,
+            "imported": report.imported,
+            "present": None if args.dry_run else report.present,
+            "bytes": report.bytes,
+            "refused": dict(report.reasons.most_common()),
+            "files": [{"path": p, "reason": r} for p, r in report.refused],
+        }
+        say_json(out)
         return
-    for cache, report in reports:
-        say(f"{printable(str(cache.folder))} -> {report.namespace}")
-        say(
-            f"  {plural(report.imported, 'chunk')} imported ({size(report.nbytes)}), "
-            f"{report.present:,} there already, {len(report.refused):,} refused"
-        )
-        _list(report.refused)
-    for path, reason in refused:
-        say(f"refused  {printable(str(path))}")
-        say(f"         {printable(reason)}")
-
-
-def _items(refused: list[tuple[Path, str]]) -> list[dict[str, str]]:
-    return [{"path": str(path), "reason": reason} for path, reason in refused]
-
-
-def _list(refused: list[tuple[Path, str]]) -> None:
-    for path, reason in refused[:_SHOWN]:
-        say(f"  refused  {printable(path.name)}: {printable(reason)}")
-    if len(refused) > _SHOWN:
-        say(f"  and {len(refused) - _SHOWN:,} more; --json lists all")
+    for path, reason in report.refused:
+        say(f"REFUSED  {printable(path)}")
+        say(f"         {reason}")
+    unnamed = report.refusals - len(report.refused)
+    if unnamed:
+        say(f"         and {plural(unnamed, 'file')} more")
+    files = plural(report.imported, "file")
+    if args.dry_run:
+        say(f"{files} could be imported into namespace {identity.namespace} ({size(report.bytes)})")
+    else:
+        say(f"imported {files} into namespace {identity.namespace} ({size(report.bytes)})")
+        say(f"{report.present:,} were there already")
+    for reason, count in report.reasons.most_common():
+        say(f"refused {count:,}: {reason}")
 
 
 @contextmanager
-def _progress(*, shown: bool) -> Iterator[Tick]:
-    """A counter on a terminal, nothing elsewhere."""
+def _progress(*, shown: bool) -> Iterator[Progress]:
+    """A bar on a terminal, nothing elsewhere."""
     if not (shown and sys.stderr.isatty()):
-        yield lambda _done: None
+        yield lambda _done, _total: None
         return
     from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    columns = (SpinnerColumn(), TextColumn("{task.completed:,} chunks"), TimeElapsedColumn())
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("convert", total=None)
-        yield lambda done: bar.update(task, completed=done)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,53 +1,87 @@
-"""Makes ``tests/data/vllm_fs``: small caches, written by the engine's own file system tier.
+"""Write ``tests/data/vllm_fs_caches.tar.xz`` with the engine's own code.
 
-Run it in the engine's environment, in ``tests/vllm_engine``. ``truth.bin`` holds what was stored:
-bfloat16 bits ``[layer, block, head, token, content]`` for each cache, see ``truth.json``.
+``python tests/vllm_engine/make_fs_caches.py`` with the engine's Python, the repository's root and
+``tests`` in PYTHONPATH.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
-from functools import partial
+import tarfile
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
-from tiering import LAYERS, Model, Tiered, key_of, truth_of
+from support.fs_caches import ARCHIVE, CACHES, LAYERS, MODEL, SIZE, TOKENS, Written
+from tiering import LAYERS as RIG_LAYERS
+from tiering import SIZE as RIG_SIZE
+from tiering import TOKENS as RIG_TOKENS
+from tiering import Model, Tiered
+from vllm.v1.kv_offload.base import make_offload_key
 
-DATA = Path(__file__).resolve().parents[1] / "data" / "vllm_fs"
-TOKENS, SIZE = 4, 4
-model = partial(Model, tokens=TOKENS, size=SIZE)
-CACHES: dict[str, tuple[Model, int, dict[str, Any]]] = {
-    "nhd": (model(2, 2, "LBNHC"), 2, {}),
-    "hnd": (model(2, 1, "LBHNC", backwards=True), 2, {"chunk_blocks": 2}),
-    "split": (model(2, 2, "LBHNC", split=True), 1, {}),
-    "latent": (model(0, 2, "LBNHC"), 1, {}),
-    "direct": (model(2, 1, "LBNHC"), 1, {"canonical": False, "agnostic": False}),
-}
+
+class Allocated(Model):
+    """Caches with the strides that the engine's own allocator gives them, with one head too."""
+
+    def _laid_out(self, mine: torch.Tensor) -> torch.Tensor:
+        made = super()._laid_out(mine)
+        sizes = made.shape
+        if self.layout == "LBNHC" and not self.split:
+            fresh = torch.empty([sizes[0], sizes[2], sizes[1], sizes[3]], dtype=made.dtype)
+            return fresh.transpose(1, 2).copy_(made)
+        return made
+
+
+def model_of(cache: Written, *, tp: int = 0, layout: str = "", split: bool | None = None) -> Model:
+    """The model of a cache, as its own engine or another holds it."""
+    return Allocated(
+        cache.heads,
+        tp or cache.tp,
+        layout or cache.layout,
+        split=cache.split if split is None else split,
+        backwards=cache.backwards,
+    )
+
+
+def keys_of(cache: Written) -> list[Any]:
+    """The engine's keys of its chunks."""
+    return [make_offload_key(block_hash, 0) for block_hash in cache.hashes()]
+
+
+def truth_of(cache: Written) -> torch.Tensor:
+    """What it holds, as the rig takes it."""
+    return torch.from_numpy(cache.truth()).view(torch.bfloat16)
+
+
+def write(cache: Written, folder: Path) -> None:
+    """Write a cache with the engine's file system tier."""
+    tiered = Tiered(
+        model_of(cache),
+        {"type": "fs", "root_dir": str(folder), "n_read_threads": 1, "n_write_threads": 1},
+        chunk_blocks=cache.chunk_blocks,
+        canonical=cache.canonical,
+        agnostic=cache.canonical,
+        name=MODEL,
+    )
+    try:
+        tiered.store(keys_of(cache), truth_of(cache))
+    finally:
+        tiered.close()
 
 
 def main() -> None:
-    shutil.rmtree(DATA, ignore_errors=True)
-    about, content = {}, b""
-    for number, (name, (shape, chunks, options)) in enumerate(CACHES.items()):
-        tier = {"type": "fs", "root_dir": str(DATA / name), "n_read_threads": 1}
-        engine = Tiered(shape, {**tier, "n_write_threads": 1}, name="org/tiny", **options)
-        keys = [key_of(0x10 * number + i) for i in range(1, chunks + 1)]
-        truth = truth_of(shape, len(keys) * engine.chunk_blocks, seed=number)
-        engine.store(keys, truth)
-        engine.close()
-        data = truth.view(torch.uint8).numpy().tobytes()
-        about[name] = {
-            "shape": list(truth.shape),
-            "offset": len(content),
-            "hashes": [key[:-4].hex() for key in keys],
-            "chunk_blocks": engine.chunk_blocks,
-        }
-        content += data
-    sizes = {"layers": LAYERS, "tokens": TOKENS, "head_size": SIZE}
-    (DATA / "truth.json").write_text(json.dumps({"sizes": sizes, "caches": about}, indent=1) + "\n")
-    (DATA / "truth.bin").write_bytes(content)
+    """Write the archive."""
+    assert (LAYERS, TOKENS, SIZE) == (RIG_LAYERS, RIG_TOKENS, RIG_SIZE)
+    ARCHIVE.parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as made:
+        for cache in CACHES:
+            write(cache, Path(made) / cache.name)
+        with tarfile.open(ARCHIVE, "w:xz") as archive:
+            for path in sorted(p for p in Path(made).rglob("*") if p.is_file()):
+                entry = tarfile.TarInfo(path.relative_to(made).as_posix())
+                entry.size, entry.mode = path.stat().st_size, 0o644
+                with path.open("rb") as opened:
+                    archive.addfile(entry, opened)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def test_a_converted_cache_is_hit(tmp_path: Path, layout: str, chunk_blocks: int
     engine = Tiered(writer, fs, chunk_blocks=chunk_blocks)
     engine.store(KEYS, truth)
     engine.close()
-    sizes = ["--heads", "4", "--head-size", "16", "--revision", "r1"]
+    sizes = ["--heads", "4", "--head-size", "16", "--revision", "r1", "--pages", "packed"]
     command = [sys.executable, "-m", "kvstore", "convert", str(tmp_path / "fs")]
     ran = subprocess.run(
         [*command, str(tmp_path / "store"), *sizes, "--json"],
@@ -35,7 +35,7 @@ def test_a_converted_cache_is_hit(tmp_path: Path, layout: str, chunk_blocks: int
         check=True,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
-    assert json.loads(ran.stdout)["caches"][0]["imported"] == 3
+    assert json.loads(ran.stdout)["imported"] == 3
     tier = {
         "type": "KVStoreTier",
         "module_path": "kvstore.plugins.vllm",

@@ -1,223 +1,326 @@
-"""Bringing a cache of the engine's file system tier into a store, chunk by chunk.
+"""Import of a cache of vLLM's file system tier: each file becomes one extent of the store.
 
-What is stored is what :mod:`kvstore.plugins.vllm.tier` stores and finds. What is in the store
-already is left as it is, so an import that was interrupted goes on where it was.
+Which bytes are whose is taken from what the cache says of its pages and from the sizes given.
+Files that contradict these sizes are refused. What was imported before is skipped.
 """
 
 from __future__ import annotations
 
-import errno
 import os
-import queue
+import stat
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from kvstore.errors import InvalidArgument, KVStoreError, StorageError
-from kvstore.keys import KeyScheme
+from kvstore.errors import KVStoreError, NotCertified, StorageError
+from kvstore.geometry import LayerGroup
+from kvstore.identity import Identity
 from kvstore.namespace import Namespace
-from kvstore.parallel import ParallelConfig
+from kvstore.parallel import ParallelConfig, Rank
 from kvstore.plugins.vllm.checkpoint import AttentionSizes
-from kvstore.plugins.vllm.fs_cache import FsCache, FsChunk, check_size, chunks_of
-from kvstore.plugins.vllm.offload import offload_groups, offload_identity
+from kvstore.plugins.vllm.fs_layout import BlockFile, FsCache
+from kvstore.plugins.vllm.offload import CacheGroup, chunk_keys, offload_groups
 from kvstore.plugins.vllm.rows import RowLayout, content_bytes
-from kvstore.plugins.vllm.tier_moves import GROUP_BYTES, Mover
-from kvstore.plugins.vllm.tier_plan import TierPlan
 from kvstore.store import Store
 
-Tick = Callable[[int], None]
-"""Called with the number of chunks that are done."""
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from kvstore.worker import Worker
+
+ROW_ALIGNMENT = 4096
+MOST_REFUSALS = 1000
+"""Refused files that a report names; the others are counted."""
 
 _AHEAD = 4
-"""Chunks a thread that may be waiting for it."""
+
+Progress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True, slots=True)
-class ImportOptions:
-    """What a cache does not say of itself.
-
-    Attributes:
-        scheme: of the engine's block hashes.
-        sizes: of the cache.
-        revision: of the weights, or
-        weights_digest: a digest of them.
-        model: the model's name in the store; empty: the engine's.
-        split: whether pages hold all keys before all values, instead of next to each other.
-        variants: see :class:`kvstore.plugins.vllm.tier_settings.TierSettings`.
-        threads: chunks that are moved at a time.
-    """
-
-    scheme: KeyScheme
-    sizes: AttentionSizes
-    revision: str | None = None
-    weights_digest: str | None = None
-    model: str = ""
-    split: bool = False
-    variants: Mapping[str, str] = field(default_factory=dict)
-    threads: int = 4
+class Refused(Exception):
+    """One file that is not imported, and why. Never leaves this module."""
 
 
 @dataclass(slots=True)
 class ImportReport:
-    """What has come of an import.
+    """Outcome of an import.
 
     Attributes:
-        namespace: directory name of the namespace.
-        imported: chunks stored.
-        present: chunks that were there already.
-        nbytes: bytes of content of those stored.
-        refused: files that were not taken, and why.
+        imported: files that are extents of the store now.
+        present: files whose extent was there already.
+        bytes: content bytes imported.
+        reasons: why files were refused, and how many for each reason.
+        refused: the first refused files, as path and reason.
     """
 
-    namespace: str
     imported: int = 0
     present: int = 0
-    nbytes: int = 0
-    refused: list[tuple[Path, str]] = field(default_factory=list)
+    bytes: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    refused: list[tuple[str, str]] = field(default_factory=list)
 
     @property
-    def chunks(self) -> int:
-        """Files looked at."""
-        return self.imported + self.present + len(self.refused)
+    def refusals(self) -> int:
+        """How many files were refused."""
+        return sum(self.reasons.values())
+
+    def refuse(self, path: str, reason: str) -> None:
+        """Count a refused file."""
+        self.reasons[reason] += 1
+        if len(self.refused) < MOST_REFUSALS:
+            self.refused.append((path, reason))
 
 
-def plan_import(cache: FsCache, options: ImportOptions) -> TierPlan:
-    """What a cache becomes in a store.
+@dataclass(frozen=True, slots=True)
+class ImportPlan:
+    """What a cache becomes.
+
+    Attributes:
+        cache: the cache.
+        layout: of its rows.
+        groups: the store's layer groups, by number of the engine's cache group.
+    """
+
+    cache: FsCache
+    layout: RowLayout
+    groups: Mapping[int, LayerGroup]
+
+    @classmethod
+    def of(cls, cache: FsCache, sizes: AttentionSizes, pages: str) -> ImportPlan:
+        """Plan an import.
+
+        Args:
+            cache: the cache.
+            sizes: of the model's cache.
+            pages: ``packed`` or ``split``; of no meaning for latent attention.
+
+        Raises:
+            NotCertified: data type or layer names are not understood. InvalidArgument: the sizes
+                are not known.
+        """
+        kind = "latent" if sizes.latent else pages
+        groups = offload_groups(cache.groups, sizes, cache.dtype)
+        return cls(cache, RowLayout(cache.family, kind), groups)
+
+
+def survey(plan: ImportPlan) -> int:
+    """Number of files.
 
     Raises:
-        NotCertified, InvalidArgument: it cannot be certain what its bytes mean.
+        NotCertified: they belong to other cache groups than the cache tells of.
     """
-    groups = offload_groups(cache.groups, options.sizes, cache.dtype)
-    kind = "latent" if options.sizes.latent else "split" if options.split else "packed"
-    identity = offload_identity(
-        options.model or cache.model,
-        groups,
-        options.scheme,
-        dtype=cache.dtype,
-        revision=options.revision,
-        weights_digest=options.weights_digest,
-        variants=options.variants,
-    )
-    by_number = {g.number: g for g in cache.groups}
-    layout = RowLayout(cache.family, kind)
-    return TierPlan(identity, layout, "", by_number, groups, ParallelConfig())
+    numbers: set[int] = set()
+    count = 0
+    for file in plan.cache.files():
+        count += 1
+        if not file.stray:
+            numbers.add(file.group)
+    if numbers and (not numbers <= set(plan.groups) or 0 not in numbers):
+        raise NotCertified(
+            f"the files of {plan.cache.folder.name!r} are of cache groups "
+            f"{', '.join(map(str, sorted(numbers)))}, but its configuration lists "
+            f"{len(plan.groups)}: which layers they hold is not known",
+            reason="cache groups and files do not match",
+        )
+    return count
 
 
 def import_cache(
-    cache: FsCache, store: Store, options: ImportOptions, *, tick: Tick = lambda _done: None
+    plan: ImportPlan,
+    store: Store | None,
+    identity: Identity,
+    *,
+    threads: int = 4,
+    progress: Progress = lambda _done, _total: None,
 ) -> ImportReport:
-    """Import all chunks of a cache.
+    """Import every file that is not in the store yet.
 
     Args:
-        cache: the cache.
-        store: where to.
-        options: what the cache does not say.
-        tick: called as chunks are done.
+        plan: what becomes what.
+        store: where to; None: only check the files.
+        identity: of the namespace; its layer groups are the plan's.
+        threads: that many files at once.
+        progress: called with files done and files in all.
 
     Raises:
-        NotCertified, InvalidArgument: see :func:`plan_import`; nothing was imported.
-        StorageError: the store's medium is full or cannot be written; what was imported stays.
+        NotCertified: as :func:`survey`. StorageError: the store cannot be written; what was
+            imported stays, and another call goes on from there.
     """
-    plan = plan_import(cache, options)
-    namespace = store.namespace(plan.identity)
-    report = ImportReport(namespace.name)
-    mover = _FileMover(plan, namespace, options.threads)
-    try:
-        with ThreadPoolExecutor(options.threads, thread_name_prefix="kvstore-import") as pool:
-            for chunk, outcome in _outcomes(pool, chunks_of(cache), mover, options.threads):
-                if isinstance(outcome, str):
-                    report.refused.append((chunk, outcome))
-                elif outcome:
-                    report.imported += 1
-                    report.nbytes += outcome
-                else:
-                    report.present += 1
-                tick(report.chunks)
-    finally:
-        mover.release()
+    total = survey(plan)
+    namespace = None if store is None else store.namespace(identity)
+    own = threading.local()
+
+    def convert(file: BlockFile) -> int | None:
+        mover: _Mover | None = getattr(own, "mover", None)
+        if mover is None:
+            mover = own.mover = _Mover(plan, namespace, identity)
+        return mover.convert(file)
+
+    report = ImportReport()
+    with ThreadPoolExecutor(threads, thread_name_prefix="kvstore-convert") as pool:
+        waiting: dict[Future[int | None], BlockFile] = {}
+        try:
+            for done, (file, future) in enumerate(
+                _completed(pool, convert, plan.cache.files(), waiting, _AHEAD * threads), 1
+            ):
+                _count(report, file, future)
+                progress(done, total)
+        finally:
+            for future in waiting:
+                future.cancel()
     return report
 
 
-def _outcomes(
+def _completed(
     pool: ThreadPoolExecutor,
-    chunks: Iterator[FsChunk | tuple[Path, str]],
-    mover: _FileMover,
-    threads: int,
-) -> Iterator[tuple[Path, int | str]]:
-    """Each file, and the bytes stored, or why not; a few files ahead of the threads."""
-    waiting: dict[Future[int | str], Path] = {}
+    convert: Callable[[BlockFile], int | None],
+    files: Iterator[BlockFile],
+    waiting: dict[Future[int | None], BlockFile],
+    most: int,
+) -> Iterator[tuple[BlockFile, Future[int | None]]]:
+    """Files as they are done, a bounded number of them under way."""
+    for file in files:
+        waiting[pool.submit(convert, file)] = file
+        while len(waiting) >= most:
+            for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+                yield waiting.pop(future), future
+    while waiting:
+        for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+            yield waiting.pop(future), future
+
+
+def _count(report: ImportReport, file: BlockFile, future: Future[int | None]) -> None:
     try:
-        for chunk in chunks:
-            if isinstance(chunk, tuple):
-                yield chunk
-                continue
-            waiting[pool.submit(mover.move, chunk)] = chunk.path
-            while len(waiting) >= threads * _AHEAD:
-                yield from _done(waiting)
-        while waiting:
-            yield from _done(waiting)
-    finally:
-        for future in waiting:
-            future.cancel()
+        nbytes = future.result()
+    except Refused as refused:
+        report.refuse(file.path, str(refused))
+        return
+    if nbytes is None:
+        report.present += 1
+    else:
+        report.imported += 1
+        report.bytes += nbytes
 
 
-def _done(waiting: dict[Future[int | str], Path]) -> Iterator[tuple[Path, int | str]]:
-    for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-        yield waiting.pop(future), future.result()
+class _Mover:
+    """One thread's row of memory and its workers."""
 
-
-class _FileMover:
-    """Moves files into the store, through as many rows of memory as there are threads."""
-
-    def __init__(self, plan: TierPlan, namespace: Namespace, threads: int) -> None:
+    def __init__(self, plan: ImportPlan, namespace: Namespace | None, identity: Identity) -> None:
         import torch
 
         self._plan = plan
-        self._row_bytes = -(-plan.content_bytes // 64) * 64
-        memory = torch.zeros(threads * self._row_bytes, dtype=torch.uint8)
-        self._mover = Mover(plan, namespace, memory, self._row_bytes)
-        self._memory = memory.numpy().data
-        self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for row in range(threads):
-            self._free.put(row)
+        self._namespace = namespace
+        self._scheme = identity.key_scheme
+        self._rows: dict[int, tuple[NDArray[np.uint8], Worker | None]] = {}
+        for number, group in plan.groups.items():
+            size = content_bytes(group)
+            memory = torch.zeros(size, dtype=torch.uint8)
+            buffers = plan.layout.buffers(memory, size, _numbered(plan.cache, number), group)
+            one = ParallelConfig()
+            worker = None if namespace is None else namespace.worker(one, Rank(), buffers)
+            self._rows[number] = (memory.numpy(), worker)
 
-    def move(self, chunk: FsChunk) -> int | str:
-        """Bytes stored, 0 where it was there, or why it was not taken.
+    def convert(self, file: BlockFile) -> int | None:
+        """Import one file.
+
+        Returns:
+            Bytes of its content; None where it is stored already.
 
         Raises:
-            StorageError: the store cannot be written.
+            Refused: it is not one. StorageError: the store cannot be written.
         """
-        key = chunk.block_hash + chunk.group.to_bytes(GROUP_BYTES, "big")
-        row = self._free.get()
+        if file.stray:
+            raise Refused(file.stray)
+        if len(file.block_hash) != self._scheme.key_bytes:
+            raise Refused(
+                f"its name is a hash of {len(file.block_hash)} bytes, but those of "
+                f"{self._scheme.algorithm} have {self._scheme.key_bytes}"
+            )
+        row, worker = self._rows[file.group]
+        keys = chunk_keys(file.block_hash, self._scheme)
+        group = self._plan.groups[file.group]
+        if self._namespace is not None:
+            match = self._namespace.match_prefix(keys, group=group.name)
+            if match.blocks:
+                return None
+        read_row(file.path, row, group)
+        if worker is not None:
+            self._store(worker, keys)
+        return len(row)
+
+    def _store(self, worker: Worker, keys: Any) -> None:
         try:
-            if self._mover.stored(key):
-                return 0
-            self._read(chunk, row)
-            return self._mover.store(key, row)
-        except StorageError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
-                raise
-            return str(error)
-        except KVStoreError as error:
-            return str(error)
-        except OSError as error:
-            return f"cannot be read: {error.strerror or error}"
-        finally:
-            self._free.put(row)
+            worker.store(keys, [0])
+            report = worker.commit(keys)
+        except KVStoreError:
+            self._abandon(worker, keys)
+            raise
+        if report.missing:
+            self._abandon(worker, keys)
+            raise StorageError(0, f"not committed: {report.missing[0]}; try again")
 
-    def _read(self, chunk: FsChunk, row: int) -> None:
-        size = content_bytes(self._plan.groups[chunk.group])
-        target = self._memory[row * self._row_bytes : row * self._row_bytes + size]
-        with chunk.path.open("rb", buffering=0) as file:
-            check_size(os.fstat(file.fileno()).st_size, size)
-            done = 0
-            while done < size:
-                count = file.readinto(target[done:])
-                if not count:
-                    raise InvalidArgument(f"it ended after {done} bytes, while it was read")
-                done += count
+    def _abandon(self, worker: Worker, keys: Any) -> None:
+        try:
+            if self._namespace is not None:
+                name, session = worker.buffers.group.name, str(worker.session)
+                self._namespace.abandon(keys, worker.config, session=session, group=name)
+        except KVStoreError:
+            return  # the medium that failed is the one to clear up on
 
-    def release(self) -> None:
-        """Let go of the memory."""
-        self._mover.release()
+
+def _numbered(cache: FsCache, number: int) -> CacheGroup:
+    return next(g for g in cache.groups if g.number == number)
+
+
+def read_row(path: str, row: NDArray[np.uint8], group: LayerGroup) -> None:
+    """Read a file's content, checked against the size that it is to have.
+
+    A row is page-aligned, and longer than its content where its writer's ranks held more than one
+    copy of it. Nothing was ever written there; content there, or none in the last layer, says that
+    the sizes are not those of the cache.
+
+    Args:
+        path: of the file.
+        row: where the content goes; as long as it.
+        group: the store's layer group, for its sizes.
+
+    Raises:
+        Refused: the file cannot be read, or contradicts the sizes.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise Refused(f"cannot be opened: {error.strerror}") from None
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise Refused("is not a file")
+        if status.st_size < len(row) or status.st_size % ROW_ALIGNMENT:
+            raise Refused(f"has {status.st_size} bytes, not {len(row)} and padding to a page")
+        _read_whole(handle, row.data)
+        rest = status.st_size - len(row)
+        while rest:
+            data = os.read(handle, min(rest, 1 << 20))
+            if not data:
+                raise Refused("ends early")
+            if data.strip(b"\0"):
+                raise Refused("holds more than the sizes given account for")
+            rest -= len(data)
+    except OSError as error:
+        raise Refused(f"cannot be read: {error.strerror}") from None
+    finally:
+        os.close(handle)
+    if not row[-(len(row) // group.num_layers) :].any():
+        raise Refused("holds nothing in its last layer: the sizes given are too large for it")
+
+
+def _read_whole(handle: int, view: memoryview) -> None:
+    while view:
+        count = os.readv(handle, [view])
+        if not count:
+            raise Refused("ends early")
+        view = view[count:]
