@@ -215,10 +215,11 @@ def _fields(folder: Path) -> dict[str, Any]:
 
 def _require(fields: Mapping[str, Any], path: str) -> None:
     texts = all(isinstance(fields.get(n), str) for n in ("model_name", "dtype"))
+    family = isinstance(fields.get("canonical_format"), str | None)
     counts = all(_whole(fields.get(n)) for n in ("tokens_per_hash", "blocks_per_file", *_SIZES))
     groups = fields.get("kv_cache_groups")
     listed = isinstance(groups, list) and bool(groups) and all(_is_group(g) for g in groups)
-    if not (texts and counts and listed):
+    if not (texts and family and counts and listed):
         raise InvalidArgument(f"{path!r} lacks fields, or they are of another kind than vLLM's")
 
 
