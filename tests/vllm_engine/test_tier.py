@@ -254,7 +254,7 @@ def test_reset_waits_for_what_runs(start: Any, tmp_path: Path) -> None:
     output = engine.manager.prepare_store(KEYS, request)
     engine._copy(output.store_spec.block_ids, truth, 0, to_rows=True)
     engine.manager.complete_store(KEYS, request)
-    engine.manager.reset_cache()  # asserts itself that no job is left
+    engine.evict()  # asserts itself that no job is left
     assert len(records(tmp_path)) == 3
     engine.manager.on_request_finished(request)
     assert torch.equal(engine.load(KEYS), truth)

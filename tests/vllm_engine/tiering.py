@@ -254,6 +254,8 @@ class Tiered:
     def evict(self) -> None:
         """Empty the primary tier."""
         self.manager.reset_cache()
+        if hasattr(self.manager, "on_reset_flushed"):  # since 0.33, promotions wait for it
+            self.manager.on_reset_flushed()
 
     def close(self) -> None:
         """Shut down."""
