@@ -88,7 +88,8 @@ def plan_tier(
         row_bytes: bytes of a row of the primary tier.
 
     Raises:
-        NotCertified: ``pages`` says that rows are canonical, but they are not.
+        NotCertified: ``pages`` says that rows are canonical, but they are not; or it says nothing,
+            and they may be either of two forms.
         InvalidArgument: something is missing in the settings, or contradicts the engine.
     """
     caches = [
@@ -114,6 +115,8 @@ def plan_tier(
     sizes = settings.sizes(config.model.name)
     groups = offload_groups(caches, sizes, config.model.dtype)
     _check_bytes(config, groups, row_bytes)
+    if settings.pages == "auto" and not sizes.latent:
+        _check_certain(sizes.heads, config.parallel.tp_size)
     kind = "latent" if sizes.latent else "split" if settings.pages == "split" else "packed"
     layout = RowLayout(FAMILIES[config.kv_cache_layout], kind)
     identity = offload_identity(model, groups, scheme, variants=settings.variants, **known)
@@ -156,6 +159,21 @@ def _check_bytes(config: Any, groups: Mapping[int, LayerGroup], row_bytes: int) 
                 f"{found}; set the sizes of the cache in the tier's configuration, or pages to "
                 "'opaque'"
             )
+
+
+def _check_certain(heads: int, tp: int) -> None:
+    """Two heads of a rank may be a plane of keys and one of values: the shapes are the same.
+
+    The engine's B12X backend keeps such planes. With any other number of heads the engine itself
+    sees that they are none, and does not start.
+    """
+    if max(1, heads // tp) == 2:
+        raise NotCertified(
+            "each rank holds two heads, which the engine cannot tell from one plane of keys and "
+            "one of values; set pages in the tier's configuration to 'packed', or to 'opaque' if "
+            "the attention backend is B12X",
+            reason="two heads may be two planes",
+        )
 
 
 def _opaque(

@@ -31,8 +31,8 @@ class TierSettings:
         latent: for latent attention, elements of the latent, and
         rope: of the key's rotary part.
         pages: how keys and values lie in the engine's pages: ``packed`` (next to each other in each
-            token), ``split`` (all keys, then all values), ``opaque`` (not known: kept for this very
-            parallel config), ``auto``.
+            token), ``split`` (all keys, then all values), ``opaque`` (not known, or of the backend
+            B12X: kept for this very parallel config), ``auto`` (packed, where that is certain).
         hash_algorithm: the engine's ``--prefix-caching-hash-algo``.
         variants: what else changes the bytes of a cache, as names and values: overrides of the
             model's configuration, quantisation at run time, where FP8 scales come from.
