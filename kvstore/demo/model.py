@@ -79,6 +79,18 @@ def default_cache() -> Path:
     return Path(base).expanduser() / "kvstore-demo"
 
 
+def checkpoint_folder(cache: Path, digest: str) -> Path:
+    """Where :func:`load_model` keeps the converted weights: a checkpoint as transformers saves it.
+
+    Args:
+        cache: folder for converted weights.
+        digest: SHA-256 of the weights file, as hex.
+    """
+    import transformers
+
+    return cache / f"{digest[:16]}-{transformers.__version__}"
+
+
 def load_model(dtype: str, cache: Path | None) -> LoadedModel:
     """Load the model for the CPU.
 
@@ -97,7 +109,7 @@ def load_model(dtype: str, cache: Path | None) -> LoadedModel:
     transformers.utils.logging.set_verbosity_error()
     with source.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    folder = cache / f"{digest[:16]}-{transformers.__version__}" if cache else None
+    folder = checkpoint_folder(cache, digest) if cache else None
     element = getattr(torch, dtype)
     if folder is not None and folder.is_dir():
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=element)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from kvstore.demo.model import default_cache, load_model
+from kvstore.demo.model import checkpoint_folder, default_cache, load_model
 
 if __name__ == "__main__":
-    load_model("float32", default_cache())
-    sys.stdout.write(f"{max(default_cache().iterdir())}\n")
+    cache = default_cache()
+    model = load_model("float32", cache)
+    sys.stdout.write(f"{checkpoint_folder(cache, model.digest)}\n")
