@@ -32,8 +32,9 @@ With --json, one object:
 What the cache does not say has to be given: which weights it is of (--weights or
 --revision, unless the model is a local folder), the sizes of a token's cell (out
 of the config.json in that folder, or by options), and how keys and values lie in
-a page (--pages; engines on NVIDIA GPUs pack them). KVStoreTier finds what is
-imported when these are those of its own configuration.
+a page (--pages; backends on NVIDIA GPUs pack them, except B12X, whose caches
+cannot be converted). KVStoreTier finds what is imported when all of these are
+those of its own configuration.
 """
 
 
@@ -128,7 +129,7 @@ def _plan(args: argparse.Namespace, cache: FsCache) -> ImportPlan:
     if not sizes.latent and args.pages is None:
         raise InvalidArgument(
             "the cache does not say how keys and values lie in its pages; give --pages packed "
-            "(next to each other in each token, as engines on NVIDIA GPUs keep them) or --pages "
+            "(next to each other in each token, as backends on NVIDIA GPUs have it) or --pages "
             "split (all keys of a page, then all values)"
         )
     return ImportPlan.of(cache, sizes, args.pages or "packed")
