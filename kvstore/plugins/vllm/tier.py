@@ -199,9 +199,6 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]  # the engine is 
         """Wait until no job touches the primary tier's memory."""
         self._pool.wait_idle()
 
-    def on_reset_flushed(self, *_args: Any, **_options: Any) -> None:
-        """Nothing: what is stored stays valid over a reset of the engine's caches."""
-
     def shutdown(self) -> None:
         """Cancel what waits, finish what runs, let go of threads, memory and store."""
         if self._closed:
