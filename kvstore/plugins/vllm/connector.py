@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -49,6 +50,8 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
                 "kv_load_failure_policy is 'fail', with which one damaged extent would fail its "
                 'requests; set "kv_load_failure_policy": "recompute" in --kv-transfer-config'
             )
+        if transfer.kv_role == "kv_consumer":
+            chosen = replace(chosen, save="none")
         self._side: StoreScheduler | StoreWorker = (
             StoreScheduler(vllm_config, chosen)
             if role == KVConnectorRole.SCHEDULER

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvstore.errors import InvalidArgument
+from kvstore.errors import InvalidArgument, NotFound
 from kvstore.namespace import Namespace
 from kvstore.parallel import ParallelConfig
 from kvstore.plugins.vllm.commits import Commits, Stored
@@ -105,13 +105,18 @@ class StoreScheduler:
         pp_layers = stage_layers(self._vllm_config, layers)
         config = parallel_config(self._vllm_config, self._settings.pcp_kv, pp_layers)
         identity = identity_of(self._vllm_config, self._settings, layers, sum(pp_layers))
-        store = open_store(
-            self._settings.root,
-            verify=self._settings.verify,
-            durable=self._settings.durable,
-            create=self._settings.save != "none",
-        )
-        namespace = store.namespace(identity, create=self._settings.save != "none")
+        creates = self._settings.save != "none"
+        try:
+            store = open_store(
+                self._settings.root,
+                verify=self._settings.verify,
+                durable=self._settings.durable,
+                create=creates,
+            )
+            namespace = store.namespace(identity, create=creates)
+        except NotFound as error:
+            log.warning("nothing is loaded from the store until a restart: %s", error)
+            return
         groups = {
             name: (members[0].cache_group, members[0].block_tokens * config.cp)
             for name, members in by_group(layers).items()
