@@ -32,6 +32,8 @@ class Engine:
             "VLLM_CPU_OMP_THREADS_BIND": "|".join(str(i % 2) for i in range(tp))
             if tp > 1
             else os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto"),
+            # Threads that spin while they wait make a busy machine several times slower.
+            "OMP_WAIT_POLICY": "passive",
             **job.pop("env", {}),
         }
         log = (self.folder / f"{name}.log").open("w+")
@@ -50,7 +52,7 @@ class Engine:
         process.outcome, process.log = outcome, log  # type: ignore[attr-defined]
         return process
 
-    def wait(self, process: Any, seconds: float = 300) -> dict[str, Any]:
+    def wait(self, process: Any, seconds: float = 600) -> dict[str, Any]:
         """The outcome of an engine that was started; its log where it has none."""
         try:
             process.wait(seconds)
