@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import mmap
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.pools import LAYOUTS, Bytes, Pool, suits
+from support.by_hand import by_hand
+from support.pools import LAYOUTS, suits
 from support.world import small_group
 from tiny import GROUPS
 
@@ -51,23 +51,6 @@ def _where(
     return place(lattice, unit, TOKENS, table, 0, start, stop)
 
 
-def _by_hand(pool: Pool, slots: Any, where: Placement, chunks: Bytes, *, out: bool) -> None:
-    """One token at a time, through the tests' own views; ``out``: from the chunks."""
-    single = where.split()
-    source = range(len(single.block)) if single.source is None else single.source
-    for i, (layer, head) in enumerate(slots):
-        for t, block, slot in zip(source, single.block, single.slot, strict=True):
-            at = 0
-            for part in pool.buffers.group.parts:
-                place_ = pool.views[layer][part.name][block, head, slot]
-                content = chunks[i, t, at : at + part.nbytes]
-                if out:
-                    place_[:] = content
-                else:
-                    content[:] = place_
-                at += part.nbytes
-
-
 @pytest.mark.parametrize("lattice", LATTICES)
 @pytest.mark.parametrize("mover", MOVERS)
 @pytest.mark.parametrize(("kind", "layout"), _PAIRS)
@@ -92,14 +75,14 @@ def test_moves_what_it_should_and_nothing_else(
             (size + gap, group.token_bytes, 1),
         )
         MOVERS[mover](pool.buffers).scatter(slots, where, memoryview(raw), size + gap)
-        _by_hand(twin, slots, where, chunks, out=True)
+        by_hand(twin, slots, where, chunks, out=True)
         assert pool.snapshot() == twin.snapshot()
 
         found = raw.copy()
         expected = raw.copy()
         view = np.ndarray(chunks.shape, np.uint8, expected, 0, chunks.strides)
         full = make(group, 2, group.heads, 5, TOKENS)
-        _by_hand(full, slots, where, view, out=False)
+        by_hand(full, slots, where, view, out=False)
         MOVERS[mover](full.buffers).gather(slots, where, memoryview(found), size + gap)
         assert np.array_equal(found, expected)
         assert not np.array_equal(found, raw) or not len(where.block)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.by_hand import by_hand
 from support.pools import LAYOUTS, TILED, Bytes, Pool, pattern
 from support.radix import radices, radix_pool
 from support.tiled import tiled
@@ -84,23 +85,6 @@ def test_known_encodings_by_their_formulas(kind: str, name: str) -> None:
                     assert np.array_equal(found, content[layer, :, at, t, part, e]), (part, t, e)
 
 
-def _by_hand(pool: Pool, slots: Any, where: Placement, chunks: Bytes, *, out: bool) -> None:
-    """One token at a time, by the table of places; ``out``: from the chunks."""
-    single = where.split()
-    source = range(len(single.block)) if single.source is None else single.source
-    for i, (layer, head) in enumerate(slots):
-        for t, block, slot in zip(source, single.block, single.slot, strict=True):
-            at = 0
-            for part in pool.buffers.group.parts:
-                there = pool.views[layer][part.name][block, head, slot]
-                content = chunks[i, t, at : at + part.nbytes]
-                if out:
-                    there[:] = content
-                else:
-                    content[:] = there
-                at += part.nbytes
-
-
 GROUPS = {
     "fp32": lambda n: _small(n, "float32"),
     "bf16": lambda n: _small(n, "bfloat16"),
@@ -168,14 +152,14 @@ def test_any_radix_into_any_other(mover: Any, case: tuple[Any, ...]) -> None:
 
     full, moved, expected = pool(*source), raw.copy(), raw.copy()
     before = full.snapshot()
-    _by_hand(full, slots, where(source[0]), chunks(expected), out=False)
+    by_hand(full, slots, where(source[0]), chunks(expected), out=False)
     mover(full.buffers).gather(slots, where(source[0]), memoryview(moved), stride)
     assert np.array_equal(moved, expected)
     assert full.snapshot() == before
 
     empty, twin = pool(*target), pool(*target)
     mover(empty.buffers).scatter(slots, where(target[0]), memoryview(moved), stride)
-    _by_hand(twin, slots, where(target[0]), chunks(moved), out=True)
+    by_hand(twin, slots, where(target[0]), chunks(moved), out=True)
     assert empty.snapshot() == twin.snapshot()
 
     back = np.zeros_like(raw)

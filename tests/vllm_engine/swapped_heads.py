@@ -19,7 +19,7 @@ class SwappedHeads(KVStoreConnector):
 
         def swapped(job: Any) -> Any:
             outcome = load(job)
-            (ids,) = job.tables.block_ids.values()
+            (ids,) = job.tables.values()
             first = next(iter(job.first.values())) * job.block_tokens
             for cache in kv_caches.values():
                 blocks = ids[

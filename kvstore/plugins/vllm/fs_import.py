@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from kvstore.errors import KVStoreError, NotCertified, StorageError
+from kvstore.errors import NotCertified
 from kvstore.geometry import LayerGroup
 from kvstore.identity import Identity
 from kvstore.namespace import Namespace
@@ -24,6 +24,7 @@ from kvstore.plugins.vllm.checkpoint import AttentionSizes
 from kvstore.plugins.vllm.fs_layout import BlockFile, FsCache
 from kvstore.plugins.vllm.offload import CacheGroup, chunk_keys, offload_groups
 from kvstore.plugins.vllm.rows import RowLayout, content_bytes
+from kvstore.plugins.vllm.whole import store_whole
 from kvstore.store import Store
 
 if TYPE_CHECKING:
@@ -248,28 +249,9 @@ class _Mover:
             if match.blocks:
                 return None
         read_row(file.path, row, group)
-        if worker is not None:
-            self._store(worker, keys)
+        if worker is not None and self._namespace is not None:
+            store_whole(self._namespace, worker, keys, [0])
         return len(row)
-
-    def _store(self, worker: Worker, keys: Any) -> None:
-        try:
-            worker.store(keys, [0])
-            report = worker.commit(keys)
-        except KVStoreError:
-            self._abandon(worker, keys)
-            raise
-        if report.missing:
-            self._abandon(worker, keys)
-            raise StorageError(0, f"not committed: {report.missing[0]}; try again")
-
-    def _abandon(self, worker: Worker, keys: Any) -> None:
-        try:
-            if self._namespace is not None:
-                name, session = worker.buffers.group.name, str(worker.session)
-                self._namespace.abandon(keys, worker.config, session=session, group=name)
-        except KVStoreError:
-            return  # the medium that failed is the one to clear up on
 
 
 def _numbered(cache: FsCache, number: int) -> CacheGroup:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -76,18 +77,34 @@ class RankStore:
         self._groups = {g.name: g for g in namespace.groups}
         self._block_tokens = namespace.groups[0].block_tokens
         self._spans = {n: m[0].block_tokens * config.cp for n, m in members.items()}
-        session = opening.session
+        self._namespace, self._config, self._rank = namespace, config, rank
+        self._session = opening.session
+        # A worker is for one thread: stores have theirs, and each load under way takes one.
+        self._savers = self._workers()
+        self._idle = [self._workers()]
 
-        def workers() -> dict[str, Worker]:
-            return {
-                name: namespace.worker(
-                    config, rank, pages.buffers(self._groups[name], layers), session=session
-                )
-                for name, layers in members.items()
-            }
+    def _workers(self) -> dict[str, Worker]:
+        return {
+            name: self._namespace.worker(
+                self._config,
+                self._rank,
+                self._pages.buffers(self._groups[name], layers),
+                session=self._session,
+            )
+            for name, layers in self._members.items()
+        }
 
-        # A worker is for one thread; loads and stores each have theirs.
-        self._loaders, self._savers, self._layered = workers(), workers(), workers()
+    @contextlib.contextmanager
+    def _loaders(self) -> Iterator[dict[str, Worker]]:
+        """Workers for one load, whichever thread it runs on."""
+        try:
+            workers = self._idle.pop()
+        except IndexError:
+            workers = self._workers()
+        try:
+            yield workers
+        finally:
+            self._idle.append(workers)
 
     def load(self, job: LoadJob) -> LoadOutcome:
         """Load all layers.
@@ -96,21 +113,27 @@ class RankStore:
             InvalidArgument: the block ids are not the engine's.
         """
         outcome = LoadOutcome()
-        for group, first in job.first.items():
-            if group in self._loaders and first < len(job.keys):
-                keys = job.keys[first:]
-                table = self._pages.table(self._groups[group], job.tables.block_ids[group])
-                result = self._loaders[group].load(keys, table)
-                outcome = self._add(outcome, job, group, first, result)
+        with self._loaders() as workers:
+            for group, first in job.first.items():
+                if group in workers and first < len(job.keys):
+                    table = self._pages.table(self._groups[group], job.tables[group])
+                    result = workers[group].load(job.keys[first:], table)
+                    outcome = self._add(outcome, job, group, first, result)
         return outcome
 
     def load_layers(self, job: LoadJob) -> Iterator[tuple[str, LoadOutcome]]:
         """Load in the order in which the model computes; yields each layer's name."""
+        with self._loaders() as workers:
+            yield from self._by_layer(job, workers)
+
+    def _by_layer(
+        self, job: LoadJob, workers: Mapping[str, Worker]
+    ) -> Iterator[tuple[str, LoadOutcome]]:
         under_way = {}
         for group, first in job.first.items():
-            if group in self._layered and first < len(job.keys):
-                table = self._pages.table(self._groups[group], job.tables.block_ids[group])
-                under_way[group] = self._layered[group].load_layers(job.keys[first:], table)
+            if group in workers and first < len(job.keys):
+                table = self._pages.table(self._groups[group], job.tables[group])
+                under_way[group] = workers[group].load_layers(job.keys[first:], table)
         order = sorted((m.index, g, m.name) for g in under_way for m in self._members[g])
         results: dict[str, LoadResult] = {}
         try:
@@ -149,7 +172,7 @@ class RankStore:
         for group, first in job.first.items():
             if group in self._savers:
                 keys = job.keys[first - job.keys.start :]
-                table = self._pages.table(self._groups[group], job.tables.block_ids[group])
+                table = self._pages.table(self._groups[group], job.tables[group])
                 written += self._savers[group].store(keys, table, tail=job.tail).bytes_written
         return written
 
@@ -160,6 +183,6 @@ class RankStore:
 
 def _engine_blocks(job: LoadJob, group: str, blocks: Sequence[int], span: int) -> frozenset[int]:
     """Engine blocks that hold blocks of the sequence."""
-    table = job.tables.block_ids[group]
+    table = job.tables[group]
     size = job.block_tokens
     return frozenset(table[block * size // span] for block in blocks)

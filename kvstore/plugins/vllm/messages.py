@@ -31,13 +31,6 @@ class Opening:
 
 
 @dataclass(frozen=True, slots=True)
-class Tables:
-    """Engine blocks of a request: for each layer group of the store, the engine's block ids."""
-
-    block_ids: dict[str, list[int]]
-
-
-@dataclass(frozen=True, slots=True)
 class LoadJob:
     """Blocks to load for one request.
 
@@ -46,7 +39,7 @@ class LoadJob:
         keys: of the blocks from the sequence's first to the last wanted.
         first: for each layer group, the first block wanted of it.
         block_tokens: tokens of a block.
-        tables: its engine blocks, from token 0 on.
+        tables: for each layer group the engine's block ids, from token 0 on.
         waits: whether this very step's forward needs them.
     """
 
@@ -54,7 +47,7 @@ class LoadJob:
     keys: BlockKeys
     first: dict[str, int]
     block_tokens: int
-    tables: Tables
+    tables: dict[str, list[int]]
     waits: bool
 
 
@@ -66,14 +59,14 @@ class StoreJob:
         number: of the job.
         keys: consecutive blocks, from an extent boundary on.
         first: for each layer group that they are stored for, the first of its blocks.
-        tables: engine blocks, from token 0 on.
+        tables: for each layer group the engine's block ids, from token 0 on.
         tail: whether the last extent may be a shorter one.
     """
 
     number: int
     keys: BlockKeys
     first: dict[str, int]
-    tables: Tables
+    tables: dict[str, list[int]]
     tail: bool
 
 

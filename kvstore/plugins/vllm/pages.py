@@ -102,9 +102,9 @@ class RegisteredPages:
 
     def describe(self, name: str) -> str:
         """Words for how a group's pages are encoded, for the log."""
-        layer = next(iter(n for n in self._encodings if n == name))
-        tiled = any(e.tokens.outer > 1 or e.elements.outer > 1 for e in self._encodings[layer])
-        turned = any(e.elements.inner_step > 1 for e in self._encodings[layer])
+        parts = self._encodings[name]
+        tiled = any(e.tokens.outer > 1 or e.elements.outer > 1 for e in parts)
+        turned = any(e.elements.inner_step > 1 for e in parts)
         return "tiled" if tiled else "transposed" if turned else "plain"
 
 
@@ -112,7 +112,7 @@ def _encoding(
     module: Any, layer: LayerFacts, cache: torch.Tensor, tokens: int
 ) -> tuple[PartEncoding, ...]:
     what = f"layer {layer.name!r}"
-    if tuple(p[0] for p in layer.parts) in {(name,) for name in _TRUSTED_PACKED}:
+    if layer.parts[0][0] in _TRUSTED_PACKED:
         if cache.stride(-1) != 1 or cache.shape[-1] != layer.parts[0][2]:
             raise NotCertified(f"{what}: its cells are not contiguous", reason="cells in pieces")
         steps = (Axis(1, 0, tokens, cache.stride(2)), Axis(1, 0, cache.shape[-1], 1))
@@ -161,13 +161,15 @@ class _Unscaled:
 
     def __init__(self, module: Any) -> None:
         self._module = module
-        self.key_scale: Any = None
         for name in ("_k_scale", "_v_scale"):
             scale = getattr(module, name, None)
             one = torch.ones_like(scale) if isinstance(scale, torch.Tensor) else torch.ones(())
             setattr(self, name, one)
             setattr(self, f"{name}_float", 1.0)
-            self.key_scale = self.key_scale if self.key_scale is not None else one
+
+    @property
+    def key_scale(self) -> Any:
+        return self._k_scale
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._module, name)

@@ -24,7 +24,6 @@ from kvstore.plugins.vllm.messages import (
     RankFacts,
     StepMetadata,
     StoreJob,
-    Tables,
     WorkerReport,
 )
 from kvstore.plugins.vllm.model import identity_of, parallel_config, stage_layers
@@ -194,7 +193,7 @@ class StoreScheduler:
                 self._opened.config.world_size,
             )
         self._loads.append(
-            LoadJob(request.request_id, prefix.keys[:stop], first, size, Tables(tables), waits)
+            LoadJob(request.request_id, prefix.keys[:stop], first, size, tables, waits)
         )
         self.stats.add("lookup_hit_tokens", prefix.tokens)
         self.stats.add("load_requests")
@@ -278,7 +277,7 @@ class StoreScheduler:
             self.stats.add("store_deferred")
             return None
         self._numbers += 1
-        job = StoreJob(self._numbers, keys, firsts, Tables(tables), tail)
+        job = StoreJob(self._numbers, keys, firsts, tables, tail)
         self._held.hold(job.number, held)
         self._jobs[job.number] = self._opened.config.world_size
         self._commits.expect(job)

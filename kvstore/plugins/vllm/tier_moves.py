@@ -7,12 +7,13 @@ import uuid
 from typing import Any
 
 from kvstore.buffers import PagedBuffers
-from kvstore.errors import InvalidArgument, KVStoreError, StorageError
+from kvstore.errors import InvalidArgument, StorageError
 from kvstore.namespace import Namespace
 from kvstore.parallel import Rank
 from kvstore.plugins.vllm.offload import chunk_keys
 from kvstore.plugins.vllm.rows import content_bytes
 from kvstore.plugins.vllm.tier_plan import TierPlan
+from kvstore.plugins.vllm.whole import store_whole
 from kvstore.worker import Worker
 
 GROUP_BYTES = 4
@@ -84,32 +85,13 @@ class Mover:
         worker = self._worker(number)
         keys = chunk_keys(block_hash, self._scheme)
         group = worker.buffers.group
-        try:
-            worker.store(keys, [row])
-            report = worker.commit(keys)
-        except KVStoreError:
-            self._abandon(worker, keys)
-            raise
-        if report.missing:
-            self._abandon(worker, keys)
-            raise StorageError(0, f"not committed: {report.missing[0]}")
+        store_whole(self._namespace, worker, keys, [row])
         return content_bytes(group)
 
     def release(self) -> None:
         """Let go of the engine's memory. No thread may move anything any more."""
         self._buffers.clear()
         self._own = threading.local()
-
-    def _abandon(self, worker: Worker, keys: Any) -> None:
-        try:
-            self._namespace.abandon(
-                keys,
-                worker.config,
-                session=str(worker.session),
-                group=worker.buffers.group.name,
-            )
-        except KVStoreError:
-            return  # the medium that failed is the one to clear up on
 
     def _worker(self, number: int) -> Worker:
         """This thread's worker for a cache group."""
