@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
 
+from kvstore.collect import GRACE, find_leavings, free
 from kvstore.commit import now
 from kvstore.errors import InvalidArgument, NotFound, require_kind
 from kvstore.identity import Identity
 from kvstore.io.protocol import Engine
 from kvstore.io.select import open_engine
 from kvstore.jsonform import MAX_RECORD_BYTES
+from kvstore.leavings import Leaving
 from kvstore.namespace import Namespace
 from kvstore.paths import INFLIGHT, QUARANTINE, RECORD, REFS, is_namespace
 from kvstore.records import NamespaceRecord, decode_store, encode_layer_group, encode_store
@@ -182,6 +184,26 @@ class Store:
         for folder in (INFLIGHT, REFS, QUARANTINE):
             self.engine.discard(f"{folder}/{name}")
         return removed
+
+    def collect(
+        self, *, grace: float = GRACE, quarantine: float | None = None, dry_run: bool = False
+    ) -> list[Leaving]:
+        """Free what is of no use any more (algorithm 9): no extent is touched, engines may run.
+
+        Args:
+            grace: seconds for which what is in flight must have been left alone. It must be longer
+                than any store takes from first byte to commit: one that it hits is not committed.
+            quarantine: seconds after which damaged extents go too; None: never.
+            dry_run: only find it.
+
+        Returns:
+            What was freed; what another process freed meanwhile is left out.
+
+        Raises:
+            InvalidArgument: a negative number of seconds. StorageError: as named.
+        """
+        found = find_leavings(self.engine, grace=grace, quarantine=quarantine)
+        return [leaving for leaving in found if dry_run or free(self.engine, leaving)]
 
     def close(self) -> None:
         """Release threads and memory. Workers of this store are of no use after it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from kvstore.catalog import quarantine_reason
-from kvstore.errors import FormatError, KVStoreError, NotFound
+from kvstore.errors import FormatError, KVStoreError, NotFound, UnsupportedVersion
 from kvstore.extent import decode_extent
 from kvstore.faults import Fault
 from kvstore.identity import Identity
@@ -166,6 +166,9 @@ class _Look:
             record = decode_extent(data, identity, identity.group(names.group), None, "record")
         except NotFound:
             return  # removed meanwhile
+        except UnsupportedVersion as error:
+            self._found.append(failure(path, error))
+            return
         except FormatError as error:
             self.note(path, "reference", f"not valid, so lookups ignore it: {error}")
             return

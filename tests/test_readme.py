@@ -74,7 +74,7 @@ def test_every_command_is_there() -> None:
     from kvstore.cli.main import main
 
     listed = re.findall(r"^kvstore (\w+)", README, re.MULTILINE)
-    assert listed == ["ls", "show", "verify", "rm", "convert", "doctor", "demo", "bench"]
+    assert listed == ["ls", "show", "verify", "rm", "gc", "convert", "doctor", "demo", "bench"]
     for command in listed:
         with pytest.raises(SystemExit) as stop, contextlib.redirect_stdout(io.StringIO()):
             main([command, "--help"])

@@ -11,12 +11,12 @@ import os
 import sys
 from collections.abc import Sequence
 
-from kvstore.cli import bench, convert, demo, doctor, ls, rm, show, verify
+from kvstore.cli import bench, convert, demo, doctor, gc, ls, rm, show, verify
 from kvstore.cli.text import printable
 from kvstore.errors import InvalidArgument, KVStoreError, NotFound
 from kvstore.version import __version__
 
-COMMANDS = (ls, show, verify, rm, convert, doctor, demo, bench)
+COMMANDS = (ls, show, verify, rm, gc, convert, doctor, demo, bench)
 
 
 def build_parser() -> argparse.ArgumentParser:

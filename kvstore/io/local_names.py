@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import stat
-import time
 
 from kvstore.errors import InvalidArgument, NotFound, StorageError
 from kvstore.io.failpoints import reach
@@ -232,24 +231,9 @@ class LocalNames:
                 raise InvalidArgument(f"cannot discard {full}: the trash is inside it") from error
             raise translate(error, "remove", full) from error
         reach("posix.discard.after_rename")
-        # It has vanished. What cannot be freed now is freed by a later sweep.
+        # It has vanished. What cannot be freed now is freed by a later collection.
         shutil.rmtree(trash, ignore_errors=True)
         return True
-
-    def sweep(self, path: str, older_than: float) -> int:
-        """Free what dead processes left below a folder. See ``PosixEngine.sweep``."""
-        before = time.time() - older_than
-        freed = 0
-        for folder, folders, files in os.walk(self.folder(path)):
-            for name in files:
-                if name.startswith(TEMPORARY) and _unlink_old(os.path.join(folder, name), before):
-                    freed += 1
-            if folder == self.full(TRASH):
-                for name in folders:
-                    shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
-                    freed += 1
-                folders.clear()
-        return freed
 
     def _sync_parents(self, new: str, old: str) -> None:
         """The new name first: losing the old one's removal costs nothing."""
@@ -273,13 +257,3 @@ def _rename_folder(old: str, new: str) -> None:
     # The final slash makes the kernel refuse anything but a folder: rename(2) of a plain file would
     # replace a plain file.
     os.rename(old + "/", new + "/")
-
-
-def _unlink_old(full: str, before: float) -> bool:
-    try:
-        if os.lstat(full).st_mtime >= before:
-            return False
-        os.unlink(full)
-    except OSError:
-        return False
-    return True

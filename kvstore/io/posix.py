@@ -15,11 +15,12 @@ from types import NoneType
 
 from kvstore.errors import Corrupt, InvalidArgument, NotFound, StorageError, require_kind
 from kvstore.io.direct import DirectMode, DirectPolicy
+from kvstore.io.local_leavings import footprint, leavings
 from kvstore.io.local_names import LocalNames, absent_or
 from kvstore.io.local_read import GIVEN_UP, RangeReader, ReadSettings, Traffic, refuse_in_consumer
 from kvstore.io.local_write import create, write_runs, write_whole
 from kvstore.io.oserrors import translated
-from kvstore.io.protocol import Buffer, ByteRange, Consume, Into
+from kvstore.io.protocol import Buffer, ByteRange, Consume, Footprint, Into
 from kvstore.io.staging import Staging
 from kvstore.io.workers import Gate, Workers
 
@@ -214,18 +215,14 @@ class PosixEngine:
         self._check_writable()
         return self._names.discard(path)
 
-    def sweep(self, path: str = "", *, older_than: float = 3600.0) -> int:
-        """Free what dead processes left: unfinished objects below a folder, discarded folders.
+    def leavings(self, older_than: float) -> list[str]:
+        """What dead processes left: unfinished objects, discarded folders."""
+        self._check_open()
+        return sorted(leavings(self._names.root, older_than))
 
-        Args:
-            path: the folder; the whole store by default.
-            older_than: seconds for which an unfinished object must not have been written to.
-
-        Returns:
-            How many things were freed.
-        """
-        self._check_writable()
-        return self._names.sweep(path, older_than)
+    def footprint(self, path: str) -> Footprint:
+        """Bytes and age of an object, or of a folder with all in it."""
+        return footprint(self._open_name(path))
 
     def close(self) -> None:
         """Release threads and staging memory. Calls after this raise ``StorageError``."""

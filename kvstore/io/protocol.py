@@ -39,6 +39,19 @@ class ByteRange:
     piece: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What an object, or a folder with all in it, takes, and how long it has been left alone.
+
+    Attributes:
+        nbytes: bytes of its objects.
+        age: seconds since anything in it changed; negative where a clock runs ahead.
+    """
+
+    nbytes: int
+    age: float
+
+
 Consume = Callable[[int, int, "memoryview"], None]
 """``consume(range index, offset within the range, bytes)``, called in an I/O thread.
 
@@ -211,6 +224,24 @@ class Engine(Protocol):
 
         Returns:
             False when nothing was there.
+        """
+
+    # -- what dead processes left -----------------------------------------------------------------
+
+    def leavings(self, older_than: float) -> list[str]:
+        """Objects whose writing was cut off, and discarded folders whose bytes were not freed.
+
+        :meth:`discard` frees each.
+
+        Args:
+            older_than: seconds for which an unfinished object must not have been written to.
+        """
+
+    def footprint(self, path: str) -> Footprint:
+        """Bytes and age of an object, or of a folder with all in it.
+
+        Raises:
+            NotFound: nothing is there.
         """
 
     def close(self) -> None:

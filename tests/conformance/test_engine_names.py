@@ -188,6 +188,28 @@ def test_what_was_discarded_can_be_made_again(engine: Engine):
 # -- several processes ----------------------------------------------------------------------------
 
 
+# -- what dead processes left ---------------------------------------------------------------------
+
+
+def test_a_footprint_is_of_all_that_is_below(engine: Engine):
+    engine.create("a/x", b"123")
+    engine.create("a/b/y", b"45")
+    engine.create("other", b"6")
+    assert [engine.footprint(path).nbytes for path in ("a", "a/b", "a/x")] == [5, 2, 3]
+    assert all(-5 < engine.footprint(path).age < 60 for path in ("a", "a/x"))
+    with pytest.raises(NotFound):
+        engine.footprint("a/z")
+    with pytest.raises(InvalidArgument):
+        engine.footprint("../a")
+
+
+def test_where_nobody_died_there_are_no_leavings(engine: Engine):
+    engine.create("a/x", b"123")
+    engine.write("a/b/y", [b"45"])
+    engine.discard("a/b")
+    assert engine.leavings(0) == []
+
+
 def _create_all(
     rank: int, start: Callable[[], object], case: EngineCase, location: str, count: int
 ) -> list[int]:

@@ -186,7 +186,9 @@ def test_what_cannot_be_freed_has_vanished_all_the_same(
     assert not engine.exists("folder")
     monkeypatch.undo()
     assert len(list((tmp_path / "__kvstore__" / "trash").iterdir())) == 1
-    assert engine.sweep() == 1
+    (left,) = engine.leavings(3600)
+    assert engine.discard(left)
+    assert engine.leavings(0) == []
     assert everything(tmp_path) == ["__kvstore__", "__kvstore__/trash"]
 
 
@@ -197,14 +199,16 @@ def test_the_trash_cannot_be_discarded_into_itself(engine: PosixEngine):
         engine.discard("__kvstore__")
 
 
-def test_a_sweep_spares_what_is_being_written(engine: PosixEngine, tmp_path: Path):
+def test_a_collection_spares_what_is_being_written(engine: PosixEngine, tmp_path: Path):
     found: list[int] = []
-    with failpoints.armed("posix.write.before_rename", lambda: found.append(engine.sweep())):
+
+    def sweep(older_than: float) -> int:
+        return sum(engine.discard(left) for left in engine.leavings(older_than))
+
+    with failpoints.armed("posix.write.before_rename", lambda: found.append(sweep(3600))):
         engine.write("a/x", [b"1"])
     assert found == [0]
-    with failpoints.armed(
-        "posix.write.before_rename", lambda: found.append(engine.sweep("a", older_than=-60))
-    ) as point:
+    with failpoints.armed("posix.write.before_rename", lambda: found.append(sweep(-60))) as point:
         with pytest.raises(NotFound):
             engine.write("a/y", [b"1"])
         assert point.reached == 1
