@@ -15,7 +15,7 @@ else:
 
 @pytest.fixture(autouse=True)
 def no_hash_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine keeps the root of its block hashes in a global, which one test leaves to the next."""
+    """The engine keeps the root of its block hashes in a global: each test finds none."""
     from vllm.v1.core import kv_cache_utils
 
     monkeypatch.delattr(kv_cache_utils, "NONE_HASH", raising=False)

@@ -6,12 +6,18 @@ adds an entry to the outcome. Everything the tests know of the engine they learn
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import sys
 import time
+import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+PR_SET_PDEATHSIG = 1
 
 CONNECTOR = {
     "kv_connector": "KVStoreConnector",
@@ -22,6 +28,8 @@ CONNECTOR = {
 
 
 def main() -> None:
+    # Should the tests be killed, so is this.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     job = json.load(sys.stdin)
     from vllm import LLM
 
@@ -49,30 +57,44 @@ def main() -> None:
 
 def run_step(llm: Any, job: dict[str, Any], step: dict[str, Any]) -> Any:
     """One step; what it returns goes into the outcome."""
-    kind = step["do"]
-    if kind == "generate":
-        return generate(llm, step)
-    if kind == "settle":
-        return settle(llm)
-    if kind == "reset":
-        return settle(llm) and llm.reset_prefix_cache()
-    if kind == "corrupt":
-        return corrupt(Path(job["root"]))
-    if kind == "remove":
-        return remove(job["root"])
-    if kind == "wait_for":
-        # A mark for whoever watches; then sleep until killed.
-        Path(step["mark"]).touch()
-        time.sleep(step["seconds"])
-        return None
-    raise ValueError(kind)
+    does: dict[str, Callable[[], Any]] = {
+        "generate": lambda: generate(llm, step),
+        "settle": lambda: settle(llm),
+        "reset": lambda: settle(llm) and llm.reset_prefix_cache(),
+        "corrupt": lambda: corrupt(Path(job["root"])),
+        "remove": lambda: remove(job["root"]),
+        "abort": lambda: abort(llm, step),
+        "hook": lambda: hook(step),
+        "wait_for": lambda: wait_for(step),
+    }
+    return does[step["do"]]()
+
+
+def wait_for(step: dict[str, Any]) -> None:
+    """Leave a mark for whoever watches; then sleep until killed."""
+    Path(step["mark"]).touch()
+    time.sleep(step["seconds"])
+
+
+def hook(step: dict[str, Any]) -> list[tuple[str, float]]:
+    """Change what the connector of ``hooked`` does from here on; returns what it did so far."""
+    import hooked
+
+    hooked.plan.update(step.get("plan", {}))
+    if step.get("release"):
+        hooked.released.set()
+    return list(hooked.events)
 
 
 def generate(llm: Any, step: dict[str, Any]) -> Any:
     from vllm import SamplingParams
 
     params = SamplingParams(
-        temperature=0, max_tokens=step.get("max_tokens", 8), logprobs=1, ignore_eos=True
+        temperature=0,
+        max_tokens=step.get("max_tokens", 8),
+        logprobs=1,
+        prompt_logprobs=step.get("prompt_logprobs"),
+        ignore_eos=True,
     )
     prompts = [{"prompt_token_ids": ids} for ids in step["prompts"]]
     for prompt, salt in zip(prompts, step.get("salts", []), strict=False):
@@ -85,9 +107,34 @@ def generate(llm: Any, step: dict[str, Any]) -> Any:
         "logprobs": [
             [next(iter(p.values())).logprob for p in o.outputs[0].logprobs] for o in outputs
         ],
+        "prompt_logprobs": [
+            [p[t].logprob for p, t in zip(o.prompt_logprobs or (), ids, strict=False) if p]
+            for o, ids in zip(outputs, step["prompts"], strict=True)
+        ],
+        "first_token_s": [o.metrics.first_token_latency for o in outputs],
         "cached": [o.num_cached_tokens for o in outputs],
         "external": external_hits(llm),
     }
+
+
+def abort(llm: Any, step: dict[str, Any]) -> float:
+    """Give prompts to the engine, let it step a few times, and abort them.
+
+    Returns the time at which they were aborted.
+    """
+    from vllm import SamplingParams
+
+    engine, names = llm.llm_engine, []
+    for ids in step["prompts"]:
+        names.append(f"aborted-{uuid.uuid4()}")
+        params = SamplingParams(temperature=0, max_tokens=step.get("max_tokens", 8))
+        engine.add_request(names[-1], {"prompt_token_ids": ids}, params)
+    for _ in range(step["steps"]):
+        engine.step()
+    time.sleep(step.get("sleep", 0))
+    at = time.time()
+    engine.abort_request(names)
+    return at
 
 
 def external_hits(llm: Any) -> int:

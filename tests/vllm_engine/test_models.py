@@ -64,6 +64,15 @@ def windows(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
+def only_windows(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A sliding window in every layer."""
+    from transformers import MistralConfig
+
+    config = MistralConfig(**COMMON, num_key_value_heads=2, head_dim=64, sliding_window=128)
+    return save(config, tmp_path_factory.mktemp("only-windows"))
+
+
+@pytest.fixture(scope="module")
 def latent(tmp_path_factory: pytest.TempPathFactory) -> str:
     """MLA: one latent and one rope key for each token."""
     from transformers import DeepseekV2Config
@@ -107,6 +116,25 @@ def test_replicated_heads(engine: Engine, one_head: str, tmp_path: Path) -> None
     for done in (again, alone):
         assert done["steps"][0]["cached"] == [576]
         assert done["steps"][0]["tokens"] == first["steps"][0]["tokens"]
+
+
+def test_more_ranks_than_heads_read_what_one_wrote(
+    engine: Engine, one_head: str, tmp_path: Path
+) -> None:
+    root = str(tmp_path / "root")
+    alone = engine.run(generate(PROMPT), SETTLE, **job(one_head, root))["steps"][0]
+    two = engine.run(generate(PROMPT), **job(one_head, root, tp=2))["steps"][0]
+    assert (two["cached"], two["tokens"]) == ([576], alone["tokens"])
+    assert two["logprobs"][0] == pytest.approx(alone["logprobs"][0], abs=1e-2)
+
+
+def test_only_windows(engine: Engine, only_windows: str, tmp_path: Path) -> None:
+    root = str(tmp_path / "root")
+    first = engine.run(generate(PROMPT), SETTLE, **job(only_windows, root))["steps"][0]
+    again = engine.run(generate(PROMPT), **job(only_windows, root))["steps"][0]
+    assert [kind for _, _, kind in groups(root).values()] == ["sliding_window"]
+    assert (again["cached"], again["tokens"]) == ([576], first["tokens"])
+    assert again["logprobs"][0] == pytest.approx(first["logprobs"][0], abs=1e-4)
 
 
 def test_windows(engine: Engine, windows: str, tmp_path: Path) -> None:
