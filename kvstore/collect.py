@@ -7,10 +7,11 @@ than a hint, or the unfinished store of a writer slower than the grace time.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from kvstore.catalog import Catalog
-from kvstore.errors import FormatError, InvalidArgument, NotFound
+from kvstore.errors import FormatError, InvalidArgument, NotFound, StorageError
 from kvstore.identity import Identity
 from kvstore.io.protocol import Engine
 from kvstore.leavings import Leaving
@@ -40,13 +41,20 @@ def find_leavings(
     return _found(engine, grace, quarantine)
 
 
-def free(engine: Engine, leaving: Leaving) -> bool:
+def free(engine: Engine, found: Iterable[Leaving]) -> Iterator[Leaving]:
     """Remove what was found.
 
-    Returns:
-        False when it was gone already.
+    Yields:
+        What was freed, and with an error what could not be; not what was gone already.
     """
-    return engine.discard(leaving.path)
+    for leaving in found:
+        try:
+            freed = engine.discard(leaving.path)
+        except StorageError as error:
+            yield replace(leaving, error=str(error))
+        else:
+            if freed:
+                yield leaving
 
 
 def _found(engine: Engine, grace: float, quarantine: float | None) -> Iterator[Leaving]:

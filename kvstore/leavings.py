@@ -23,9 +23,11 @@ class Leaving:
         kind: one of :data:`KINDS`.
         nbytes: what it takes.
         age: seconds since anything in it changed.
+        error: why it could not be freed; None: it was, or would be.
     """
 
     path: str
     kind: str
     nbytes: int
     age: float
+    error: str | None = None

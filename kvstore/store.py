@@ -197,13 +197,15 @@ class Store:
             dry_run: only find it.
 
         Returns:
-            What was freed; what another process freed meanwhile is left out.
+            What was freed; what could not be, with an ``error``; not what another process freed
+            meanwhile.
 
         Raises:
-            InvalidArgument: a negative number of seconds. StorageError: as named.
+            InvalidArgument: a negative number of seconds, or a store opened read-only and not a
+            ``dry_run``. StorageError: the store cannot be looked at.
         """
         found = find_leavings(self.engine, grace=grace, quarantine=quarantine)
-        return [leaving for leaving in found if dry_run or free(self.engine, leaving)]
+        return list(found if dry_run else free(self.engine, found))
 
     def close(self) -> None:
         """Release threads and memory. Workers of this store are of no use after it."""

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.made import Made, make_store
+from support.processes import together
 from support.world import ONE, World, files_below, make_world, seats
 from tiny import gqa_group, mqa_group
 
 import kvstore
 from kvstore import ParallelConfig
-from kvstore.errors import InvalidArgument, StorageError
+from kvstore.errors import InvalidArgument
 from kvstore.leavings import KINDS, Leaving
 from kvstore.paths import GroupPath
 
@@ -206,15 +208,66 @@ def test_every_kind_is_explained() -> None:
     assert set(KINDS) >= {"inflight", "reference", "quarantined", "trash", "temporary"}
 
 
-def test_what_cannot_be_removed_is_an_error(
+def test_what_cannot_be_freed_is_told_and_the_rest_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = make_world(tmp_path)
     store(world, ONE)
+    stuck = inflight(world)[1]
+    rename = os.rename
 
-    def refuse(*_: object) -> None:
-        raise PermissionError(1, "Operation not permitted")
+    def refuse(old: str, new: str) -> None:
+        if str(old) == str(stuck):
+            raise PermissionError(1, "Operation not permitted")
+        rename(old, new)
 
     monkeypatch.setattr(os, "rename", refuse)
-    with pytest.raises(StorageError, match="permitted"):
-        collect(world.root, grace=0)
+    found = collect(world.root, grace=0)
+    assert [(f.kind, f.error is None) for f in found] == [
+        ("inflight", True),
+        ("inflight", False),
+        ("inflight", True),
+    ]
+    assert "not permitted" in str(found[1].error)
+    assert inflight(world) == [stuck]
+
+
+def test_trash_that_cannot_be_freed_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make_store(tmp_path / "store", [gqa_group()])
+    trash = made.root / "__kvstore__" / "trash"
+    (trash / "a").mkdir(parents=True)
+    with monkeypatch.context() as patched:
+
+        def refuse(*_: object, **__: object) -> None:
+            raise PermissionError(13, "Permission denied")
+
+        patched.setattr(os, "rmdir", refuse)
+        (found,) = collect(made.root)
+        assert "ermission denied" in str(found.error)
+    assert (trash / "a").is_dir()
+    assert [f.error for f in collect(made.root)] == [None]
+    assert not list(trash.iterdir())
+
+
+def collect_all(start: Callable[[], None], root: str) -> list[str]:
+    start()
+    return [f"{f.kind} {f.error}" for _ in range(3) for f in collect(Path(root), grace=0)]
+
+
+def test_several_collections_at_once(tmp_path: Path) -> None:
+    made = make_store(tmp_path / "store", [gqa_group(), mqa_group()])
+    key = Path(made.extents("kv")[0]).name
+    for number in range(60):
+        names = GroupPath(made.name, "kv").inflight(key, f"{number:016x}")
+        (made.root / names.array).mkdir(parents=True)
+        (made.root / names.array / "c.0.0.0.0.0").write_bytes(b"1" * 100)
+        (made.root / "__kvstore__" / "trash" / f"{number:016x}" / "b").mkdir(parents=True)
+    found = together([(collect_all, (str(made.root),))] * 4)
+    everything = [one for each in found for one in each]
+    assert sum(one.startswith("inflight") for one in everything) == 60
+    assert {one.rpartition(" ")[2] for one in everything} == {"None"}
+    assert collect(made.root, grace=0) == []
+    with kvstore.open(made.root) as opened:
+        assert not [f for f in opened.open_namespace(made.name).verify() if not f.is_note]

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 from kvstore.cli.declare import Subparsers, add_command
 from kvstore.cli.root import add_root
 from kvstore.cli.text import plural, printable, say, say_json, size
+
+if TYPE_CHECKING:
+    from kvstore.leavings import Leaving
 
 _JSON = """\
 With --json, one object:
@@ -16,6 +21,7 @@ With --json, one object:
   dry_run  whether nothing was done
   freed    [{path, kind, bytes, age}], path relative to ROOT, age in seconds
   bytes    of all of it
+  failed   [{path, kind, bytes, age, error}], what could not be freed
 """
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -75,24 +81,36 @@ def run(args: argparse.Namespace) -> int:
     """Collect.
 
     Returns:
-        0.
+        0; 1 when something could not be freed.
     """
     from kvstore.store import open_store
 
     with open_store(args.root, create=False, read_only=args.dry_run) as store:
-        freed = store.collect(grace=args.grace, quarantine=args.quarantine, dry_run=args.dry_run)
+        found = store.collect(grace=args.grace, quarantine=args.quarantine, dry_run=args.dry_run)
+    freed = [leaving for leaving in found if leaving.error is None]
+    failed = [leaving for leaving in found if leaving.error is not None]
     total = sum(leaving.nbytes for leaving in freed)
     if args.json:
-        entries = [
-            {"path": f.path, "kind": f.kind, "bytes": f.nbytes, "age": round(f.age, 3)}
-            for f in freed
-        ]
-        say_json({"root": args.root, "dry_run": args.dry_run, "freed": entries, "bytes": total})
-        return 0
+        out = {"root": args.root, "dry_run": args.dry_run, "bytes": total}
+        out["freed"] = [_entry(f) for f in freed]
+        out["failed"] = [{**_entry(f), "error": f.error} for f in failed]
+        say_json(out)
+        return 1 if failed else 0
     for f in freed:
         say(printable(f"{f.kind:<11}  {size(f.nbytes):>10}  {f.path}"))
+    for f in failed:
+        sys.stderr.write(f"kvstore gc: {printable(str(f.error))}\n")
     counts = Counter(leaving.kind for leaving in freed)
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(counts.items()))
     verb = "would free" if args.dry_run else "freed"
     say(f"{verb} {plural(len(freed), 'thing')}, {size(total)}" + (f": {kinds}" if kinds else ""))
-    return 0
+    return 1 if failed else 0
+
+
+def _entry(leaving: Leaving) -> dict[str, Any]:
+    return {
+        "path": leaving.path,
+        "kind": leaving.kind,
+        "bytes": leaving.nbytes,
+        "age": round(leaving.age, 3),
+    }

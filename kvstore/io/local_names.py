@@ -216,6 +216,8 @@ class LocalNames:
                 raise translate(error, "remove", full) from error
         else:
             return True
+        if path.startswith(f"{TRASH}/"):
+            return _free(full)
         trash = self.full(f"{TRASH}/{os.urandom(8).hex()}")
         reach("posix.discard.before_rename")
         try:
@@ -257,3 +259,15 @@ def _rename_folder(old: str, new: str) -> None:
     # The final slash makes the kernel refuse anything but a folder: rename(2) of a plain file would
     # replace a plain file.
     os.rename(old + "/", new + "/")
+
+
+def _free(full: str) -> bool:
+    """Free the bytes of a folder that was discarded before."""
+    try:
+        shutil.rmtree(full)
+    except FileNotFoundError:
+        # Another process frees it too.
+        shutil.rmtree(full, ignore_errors=True)
+    except OSError as error:
+        raise translate(error, "remove", full) from error
+    return True

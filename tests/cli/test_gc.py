@@ -41,7 +41,7 @@ def test_what_is_old_is_freed(run: Run, made: Made, flight: Path) -> None:
 def test_json(run: Run, made: Made, flight: Path) -> None:
     found = run("gc", made.root, "-n", "--json").json
     (entry,) = found.pop("freed")
-    assert found == {"root": str(made.root), "dry_run": True, "bytes": 7}
+    assert found == {"root": str(made.root), "dry_run": True, "bytes": 7, "failed": []}
     assert entry.pop("age") == pytest.approx(7200, abs=60)
     path = str(flight.relative_to(made.root))
     assert entry == {"path": path, "kind": "inflight", "bytes": 7}
@@ -51,6 +51,22 @@ def test_what_is_young_stays(run: Run, made: Made, flight: Path) -> None:
     assert run("gc", made.root, "--grace", "3h").out == "freed 0 things, 0 B\n"
     assert flight.exists()
     assert "1 inflight" in run("gc", made.root, "--grace", "90m").out
+
+
+def test_what_cannot_be_freed(
+    run: Run, made: Made, flight: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "rename", refuse)
+    ran = run("gc", made.root)
+    assert (ran.status, ran.out) == (1, "freed 0 things, 0 B\n")
+    assert ran.err.startswith("kvstore gc: ")
+    assert str(flight) in ran.err
+    ran = run("gc", made.root, "--json")
+    assert ran.status == 1
+    assert [entry["kind"] for entry in ran.json["failed"]] == ["inflight"]
 
 
 def test_no_store(run: Run, tmp_path: Path) -> None:
