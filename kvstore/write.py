@@ -39,6 +39,9 @@ from kvstore.share import Share
 RUN_BYTES = 32 << 20
 """Of a shard that several ranks fill, this much is gathered at a time."""
 
+_ATTEMPTS = 4
+"""Times that an extent's shards are written when what is in flight of it vanishes meanwhile."""
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -124,7 +127,7 @@ class Saver:
         started = time.perf_counter()
         present = not_elected = covered = written = extents = 0
         jobs: list[_Job] = []
-        marks: list[Future[None]] = []
+        marks: list[tuple[_Job, Future[None]]] = []
         try:
             for span in extent_spans(self._group, keys, tail=tail):
                 covered += span.stop - span.first
@@ -135,10 +138,13 @@ class Saver:
                 elif not share.empty:
                     jobs.append(self._submit(span, table, share, rank))
             for job in jobs:
-                results = [future.result() for future in job.futures]
-                marks.append(start(self._pool, partial(self._mark, job, results, rank)))
+                results = self._results(job, partial(self._submit, job.span, table, share, rank))
+                if results is None:
+                    present += 1
+                    continue
+                marks.append((job, start(self._pool, partial(self._mark, job, results, rank))))
                 written += sum(nbytes for nbytes, _ in results)
-            for job, mark in zip(jobs, marks, strict=True):
+            for job, mark in marks:
                 try:
                     mark.result()
                     extents += 1
@@ -147,7 +153,7 @@ class Saver:
                     # and another rank of this one has cleared up. If it was not: see the commit.
                     present += self._lookup.holds(job.span.key)
         finally:
-            settle(marks)
+            settle(mark for _, mark in marks)
             settle(f for job in jobs for f in job.futures)
         return StoreReport(
             extents=extents,
@@ -157,6 +163,31 @@ class Saver:
             bytes_written=written,
             seconds=time.perf_counter() - started,
         )
+
+    def _results(self, job: _Job, again: Callable[[], _Job]) -> list[tuple[int, int]] | None:
+        """What came of an extent's shards; None: the extent is there, by another writer.
+
+        The in-flight folder may go while a shard is written into it: another process of the session
+        has published the extent, or cleared up after one that did. If it is not there all the same,
+        because it was removed since or a collection took the folder, the shards are written again.
+
+        Raises:
+            NotFound: it goes each time, or the root is gone.
+        """
+        for left in reversed(range(_ATTEMPTS)):
+            try:
+                return [future.result() for future in job.futures]
+            except NotFound:
+                settle(job.futures)
+                if self._lookup.holds(job.span.key):
+                    return None
+                if not left:
+                    raise
+                job = again()
+            except BaseException:
+                settle(job.futures)
+                raise
+        raise AssertionError("unreachable")
 
     def _mark(self, job: _Job, results: list[tuple[int, int]], rank: Rank) -> None:
         """Leave the rank's mark, now that all it writes of an extent's shards is written."""

@@ -8,8 +8,8 @@ import pytest
 from support.world import ONE, World, files_below, make_world, seats
 
 from kvstore import LayerGroup, ParallelConfig
-from kvstore.errors import InvalidArgument, StorageError
-from kvstore.io.failpoints import armed
+from kvstore.errors import InvalidArgument, NotFound, StorageError
+from kvstore.io.failpoints import armed, disarm
 
 SHARED = ParallelConfig(tp=8, dcp=2, interleave=2)
 
@@ -110,3 +110,42 @@ def test_a_store_opened_read_only_abandons_nothing(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="read-only"):
         reader.namespace.abandon(world.keys, ONE, session="s")
     assert _in_flight(world)
+
+
+@pytest.mark.parametrize("config", [ONE, SHARED], ids=["whole", "shared"])
+@pytest.mark.parametrize("times", [1, 3, 100])
+def test_what_vanishes_while_it_is_written_is_written_again(
+    tmp_path: Path, config: ParallelConfig, times: int
+) -> None:
+    world = make_world(tmp_path)
+    left = [times]
+
+    def vanish() -> None:
+        if left[0]:
+            left[0] -= 1
+            raise NotFound("the in-flight folder went")
+
+    with armed("store.before_shard", vanish):
+        if times == 100:
+            with pytest.raises(NotFound, match="went"):
+                _store(world, config)
+            return
+        _store(world, config)
+    assert world.namespace.commit(world.keys, config, session="s").complete
+    world.load_all(config)
+
+
+def test_what_another_process_published_meanwhile_is_present(tmp_path: Path) -> None:
+    world = make_world(tmp_path)
+    one = seats(world.namespace, ONE, total=23, session="late")[0]
+    one.fill(world.truth)
+
+    def first() -> None:
+        disarm("store.before_shard")
+        world.store_all(session="first")
+        raise NotFound("the in-flight folder went")
+
+    with armed("store.before_shard", first):
+        report = one.worker.store(world.keys, one.table)
+    assert (report.present, report.extents) == (1, 2)
+    world.load_all()
