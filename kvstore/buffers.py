@@ -242,9 +242,11 @@ def _cut(group: LayerGroup, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
     size = tensor.element_size()
     wanted = group.token_bytes
     if tensor.shape[-1] * size != wanted:
+        parts = ", ".join(f"{p.name} {p.count} x {p.element.name}" for p in group.parts)
         raise InvalidArgument(
-            f"a token of one head has {tensor.shape[-1]} elements of {size} bytes; layer group "
-            f"{group.name!r} has {wanted} bytes"
+            f"a token of one head has {tensor.shape[-1]} x {tensor.dtype} in these tensors, "
+            f"{tensor.shape[-1] * size} bytes; layer group {group.name!r} has {parts}, {wanted} "
+            "bytes"
         )
     if len({p.element for p in group.parts}) > 1 and tensor.dtype != torch.uint8:
         raise InvalidArgument(

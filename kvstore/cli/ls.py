@@ -23,9 +23,9 @@ With --json, one object:
   extents        with NAMESPACE: [{namespace, group, key, path, start_block, blocks, tokens, bytes,
                  created, config, problem}]; problem is null, or why the record is not valid
   quarantined    [{namespace, group, key, path, reason}]
-"bytes" are of the shards, checksums and padding included. "tokens" of a namespace are those of the
-layer group that holds most. "damaged" counts extents whose records are not valid; only
-`kvstore verify` reads the shards.
+"path" is below the root. "bytes" are of the shards, checksums and padding included. "tokens" of a
+namespace are those of the layer group that holds most. "damaged" counts extents whose records are
+not valid; only `kvstore verify` reads the shards.
 """
 
 

@@ -282,7 +282,7 @@ class StoreScheduler:
         self._jobs[job.number] = self._opened.config.world_size
         self._commits.expect(job)
         self.stats.add("store_jobs")
-        self.stats.highest("held_blocks", self._held.count)
+        self.stats.now("held_blocks", self._held.count)
         return job
 
     def finished(self, request: Any, block_ids: Sequence[list[int]]) -> None:
@@ -322,6 +322,7 @@ class StoreScheduler:
             if left <= 0:
                 del self._jobs[number]
                 self._held.release(number)
+                self.stats.now("held_blocks", self._held.count)
                 self._commits.start(number)
         for request_id, ranks in report.loaded.items():
             blocks, left = self._unsure.pop(request_id, (set[int](), 0))

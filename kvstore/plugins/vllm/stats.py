@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,14 +29,14 @@ COUNTERS = {
     "step_seconds": "Seconds that the connector took from engine steps",
 }
 GAUGES = {
-    "step_seconds_max": "Longest time that the connector took from one engine step",
+    "step_seconds_max": "Longest time that the connector took from one engine step, of late",
     "held_blocks": "KV blocks held back by stores under way",
 }
 
 
 @dataclass
 class StoreStats(KVConnectorStats):  # type: ignore[misc]  # the engine's base is untyped here
-    """Counts since the last report: sums, and for gauges the largest."""
+    """Counts since the last report: sums, and for gauges the largest or the latest."""
 
     def reset(self) -> None:
         """Forget what was counted."""
@@ -48,6 +49,10 @@ class StoreStats(KVConnectorStats):  # type: ignore[misc]  # the engine's base i
     def highest(self, name: str, value: float) -> None:
         """Keep the largest value."""
         self.data[name] = max(self.data.get(name, 0), value)
+
+    def now(self, name: str, value: float) -> None:
+        """Keep the latest value."""
+        self.data[name] = value
 
     def took(self, seconds: float) -> None:
         """Count time taken from an engine step."""
@@ -65,12 +70,16 @@ class StoreStats(KVConnectorStats):  # type: ignore[misc]  # the engine's base i
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         """Add another's counts."""
         for name, value in other.data.items():
-            (self.highest if name in GAUGES else self.add)(name, value)
+            self._ways.get(name, self.add)(name, value)
         return self
 
     def reduce(self) -> dict[str, int | float]:
         """For the engine's log line."""
         return {name: round(value, 4) for name, value in sorted(self.data.items())}
+
+    @property
+    def _ways(self) -> dict[str, Callable[[str, float], None]]:
+        return {"step_seconds_max": self.highest, "held_blocks": self.now}
 
     def is_empty(self) -> bool:
         """Whether nothing was counted."""
