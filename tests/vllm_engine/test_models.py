@@ -162,6 +162,8 @@ def test_latent(engine: Engine, latent: str, tmp_path: Path) -> None:
     again = engine.run(step, **job(latent, root, **options))["steps"]
     assert groups(root) == {"mla-0": (4, 1, "mla")}
     # In bfloat16 a prompt computed in one go rounds in other places than one resumed from a cache,
-    # so what is loaded is compared with the engine's own prefix cache.
-    assert [s["cached"] for s in (first[1], first[4], again[0])] == [[576]] * 3
+    # so what is loaded is compared with the engine's own prefix cache. Its blocks are of 16
+    # tokens or of 32: the engine has other kernels for it where the processor has no AVX-512.
+    assert first[1]["cached"] in ([592], [576])
+    assert first[1]["cached"] == first[4]["cached"] == again[0]["cached"]
     assert first[1]["tokens"] == first[4]["tokens"] == again[0]["tokens"]
