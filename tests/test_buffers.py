@@ -140,7 +140,7 @@ REFUSED: dict[str, tuple[Bad, type[Exception], str]] = {
     "content": (
         lambda: PagedBuffers.packed(KV, [_packed(2, 3, 4, 15)]),
         InvalidArgument,
-        "has 15 elements of 2 bytes",
+        "has 15 x torch.bfloat16 in these tensors, 30 bytes",
     ),
     "dtype": (
         lambda: PagedBuffers.packed(KV, [_packed(2, 3, 4, 16).half()]),
