@@ -30,11 +30,11 @@ from kvstore.geometry import LayerGroup
 from kvstore.io.protocol import ByteRange, Engine
 from kvstore.keys import BlockKeys, require_keys
 from kvstore.lookup import Hit, Lookup
+from kvstore.pages import Pages
 from kvstore.paths import GroupPath
 from kvstore.placement import Ints, Placement, place, unit_tokens
 from kvstore.plan import ChunkRun, ShardPart, planned_layout, shard_parts, split_run
 from kvstore.report import LoadResult
-from kvstore.scatter import Pages
 from kvstore.shard import CRC_BYTES, decode_index
 from kvstore.share import Share
 
@@ -158,7 +158,7 @@ class Loader:
             return
 
         delivery = Delivery(self._group, self._share, self._pages, pieces, verify=self._verify)
-        outcomes = self._engine.read(ranges, delivery.consume, delivery.into)
+        outcomes = self._engine.read(ranges, delivery.consume, delivery.sink)
         hits = {extent.hit.key: extent.hit for extent in loading.extents}
         for piece, span, outcome in zip(pieces, ranges, outcomes, strict=True):
             if outcome is None:

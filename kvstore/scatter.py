@@ -1,8 +1,8 @@
 """Scatter and gather: chunks of canonical bytes into and out of a rank's paged buffers.
 
-On the host this is NumPy fancy indexing over views whose items are whole runs of bytes (NumPy's
-void type), which copies at about the speed of memcpy and with the interpreter lock released. On
-other devices a chunk is copied there once and spread by torch indexing.
+On the host this is one call of :mod:`kvstore.rowcopy`. Where that was not built, it is NumPy fancy
+indexing over views whose items are whole runs of bytes (NumPy's void type). Both copy with the
+interpreter lock released.
 """
 
 from __future__ import annotations
@@ -11,52 +11,21 @@ import ctypes
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.buffers import PagedBuffers
 from kvstore.errors import InvalidArgument
+from kvstore.native import Sink
 from kvstore.placement import Placement
+from kvstore.rowcopy import Part, Parts, functions
 from kvstore.segments import Segment
-from kvstore.tiles import TiledParts, tiled_view
-
-if TYPE_CHECKING:
-    import torch
+from kvstore.sums import first_mismatch, put_sums
+from kvstore.tiles import TiledParts
 
 Slots = Sequence[tuple[int, int]]
-"""(layer of the rank, head of the rank) of consecutive chunks."""
-
-
-class Pages(Protocol):
-    """Moves chunks between canonical bytes and paged buffers."""
-
-    def scatter(self, slots: Slots, where: Placement, data: memoryview, stride: int) -> None:
-        """Copy chunks out of ``data``, one every ``stride`` bytes, into the pages."""
-
-    def gather(self, slots: Slots, where: Placement, data: memoryview, stride: int) -> None:
-        """Copy from the pages into chunks in ``data``, one every ``stride`` bytes."""
-
-    def runs(
-        self, slots: Slots, where: Placement, chunk_bytes: int
-    ) -> tuple[NDArray[np.int64], int] | None:
-        """The memory of whole chunks as long runs of one length; None where it is not so.
-
-        Returns:
-            Addresses ``[chunk, run]`` and the bytes of each run.
-        """
-
-    def require_unmoved(self) -> None:
-        """Check that the buffers are still where they were; raises InvalidArgument."""
-
-
-def pages_of(buffers: PagedBuffers) -> Pages:
-    """The mover for the device that the buffers are on."""
-    if buffers.device is None or buffers.device.type == "cpu":
-        return HostPages(buffers)
-    return DevicePages(buffers)
-
 
 _ITEM_BYTES = 64
 _MIN_CUT_BYTES = 512
@@ -112,8 +81,64 @@ class _Batch:
 
 _MAX_BATCHES = 1 << 16
 
-MIN_RUN_BYTES = 2048
-"""Shorter runs cost more to hand to the kernel one by one than to copy."""
+
+class Rows:
+    """Chunks on their way to or from pages on the host; see :class:`kvstore.pages.Mover`."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def scatter(self, data: memoryview, first: int, count: int, *, verify: bool) -> int | None:
+        """See :class:`kvstore.pages.Mover`."""
+        return self._parts.move(data, first, count, to_pages=True, sums=verify)
+
+    def gather(self, data: memoryview, first: int, count: int, *, sums: bool) -> None:
+        """See :class:`kvstore.pages.Mover`."""
+        self._parts.move(data, first, count, to_pages=False, sums=sums)
+
+    def sink(self, *, verify: bool) -> Sink | None:
+        """See :class:`kvstore.pages.Mover`."""
+        return self._parts.sink(verify=verify)
+
+
+class Whole:
+    """The same for pages of which each move is worked out when it comes."""
+
+    def __init__(
+        self, pages: _Pages, slots: Slots, where: Placement, chunk_bytes: int, stride: int
+    ) -> None:
+        self._pages = pages
+        self._slots = slots
+        self._where = where
+        self._chunk_bytes = chunk_bytes
+        self._stride = stride
+
+    def scatter(self, data: memoryview, first: int, count: int, *, verify: bool) -> int | None:
+        """See :class:`kvstore.pages.Mover`."""
+        if verify:
+            wrong = first_mismatch(data, count, self._chunk_bytes, self._stride)
+            if wrong is not None:
+                return first + wrong
+        slots = self._slots[first : first + count]
+        self._pages.scatter(slots, self._where, data, self._stride)
+        return None
+
+    def gather(self, data: memoryview, first: int, count: int, *, sums: bool) -> None:
+        """See :class:`kvstore.pages.Mover`."""
+        slots = self._slots[first : first + count]
+        self._pages.gather(slots, self._where, data, self._stride)
+        if sums:
+            put_sums(data, count, self._chunk_bytes, self._stride)
+
+    def sink(self, *, verify: bool) -> Sink | None:
+        """Never."""
+        del verify
+        return None
+
+
+class _Pages(Protocol):
+    def scatter(self, slots: Slots, where: Placement, data: memoryview, stride: int) -> None: ...
+    def gather(self, slots: Slots, where: Placement, data: memoryview, stride: int) -> None: ...
 
 
 class HostPages:
@@ -122,9 +147,14 @@ class HostPages:
     All layers' tensors are looked at as one array: rows that start every few bytes, from the lowest
     byte of any of them to the highest. What lies between the tensors is never touched, as rows are
     picked by index. So all chunks of a piece move in one call, whichever layer they belong to.
+
+    Args:
+        buffers: the paged buffers.
+        fast: use the C function, where it was built.
     """
 
-    def __init__(self, buffers: PagedBuffers) -> None:
+    def __init__(self, buffers: PagedBuffers, *, fast: bool = True) -> None:
+        self._functions = functions() if fast else None
         self._buffers = buffers
         self._token_bytes = buffers.group.token_bytes
         self._batches: dict[tuple[tuple[tuple[int, int], ...], int], tuple[_Batch, ...]] = {}
@@ -143,7 +173,7 @@ class HostPages:
             self._tiles = TiledParts(buffers, self._memory, self._base, self._grain)
 
     def scatter(self, slots: Slots, where: Placement, data: memoryview, stride: int) -> None:
-        """See :class:`Pages`."""
+        """See :class:`kvstore.pages.Pages`."""
         if not len(where.block):
             return
         where = self._countable(where)
@@ -156,7 +186,7 @@ class HostPages:
             self._tiles.scatter(slots, where, data, stride)
 
     def gather(self, slots: Slots, where: Placement, data: memoryview, stride: int) -> None:
-        """See :class:`Pages`."""
+        """See :class:`kvstore.pages.Pages`."""
         if not len(where.block):
             return
         where = self._countable(where)
@@ -172,30 +202,41 @@ class HostPages:
         if self._tiles is not None:
             self._tiles.gather(slots, where, data, stride)
 
-    def runs(
-        self, slots: Slots, where: Placement, chunk_bytes: int
-    ) -> tuple[NDArray[np.int64], int] | None:
-        """See :class:`Pages`."""
-        nbytes = where.unit * self._token_bytes
-        if where.source is not None or len(where.block) * nbytes != chunk_bytes:
-            return None  # not the whole chunk is wanted here
-        if self._tiles is not None:
-            return None
-        batches = self._batches_of(slots, where.unit)
-        run = batches[0].run
-        whole = run.count * run.nbytes == nbytes and run.page_step == run.nbytes
-        if nbytes < MIN_RUN_BYTES or not whole or len(batches) > 1:
-            return None
-        rows = where.block * batches[0].block_rows + where.slot * batches[0].unit_rows
-        return self._base + (batches[0].starts[:, None] + rows) * self._grain, nbytes
-
     def require_unmoved(self) -> None:
-        """See :class:`Pages`."""
+        """See :class:`kvstore.pages.Pages`."""
         if [s.start for s in self._segments] != self._starts:
             raise InvalidArgument(
                 "the memory of the paged buffers is elsewhere than when the worker was made "
                 "(resize_ and share_memory_ move it); make new buffers and a new worker"
             )
+
+    def mover(self, slots: Slots, where: Placement, chunk_bytes: int, stride: int) -> Rows | Whole:
+        """See :class:`kvstore.pages.Pages`."""
+        if self._tiles is not None or self._functions is None or not len(where.block):
+            return Whole(self, slots, where, chunk_bytes, stride)
+        source = np.arange(len(where.block)) if where.source is None else where.source
+        parts = []
+        for batch in self._batches_of(slots, where.unit):
+            run = batch.run
+            starts = batch.starts * self._grain
+            if batch.places is not None:
+                starts = np.full(len(slots), -1, dtype=np.int64)
+                starts[batch.places] = batch.starts * self._grain
+            rows = where.block * batch.block_rows + where.slot * batch.unit_rows
+            parts.append(
+                Part(
+                    starts,
+                    rows * self._grain,
+                    source * (where.unit * self._token_bytes),
+                    run.content_offset,
+                    run.count,
+                    run.nbytes,
+                    run.page_step,
+                    run.chunk_step,
+                )
+            )
+        memory = self._base, len(self._memory)
+        return Rows(Parts(self._functions, memory, parts, chunk_bytes, stride))
 
     def _countable(self, where: Placement) -> Placement:
         """Placement in tokens if rows of whole units, which overlap, are too many bytes for NumPy.
@@ -262,90 +303,3 @@ class HostPages:
                 block_stride // self._grain,
                 run.row_step // self._grain,
             )
-
-
-class DevicePages:
-    """Pages on any device that torch knows."""
-
-    def __init__(self, buffers: PagedBuffers) -> None:
-        self._buffers = buffers
-        self._token_bytes = buffers.group.token_bytes
-
-    def scatter(self, slots: Slots, where: Placement, data: memoryview, stride: int) -> None:
-        """See :class:`Pages`."""
-        import torch
-
-        tokens = where.split()
-        if not len(tokens.block):
-            return
-        block, slot, source = self._index(tokens)
-        count = len(tokens.block) if tokens.source is None else int(tokens.source[-1]) + 1
-        host = self._chunks(data, len(slots), count, stride)
-        device = torch.from_numpy(host.copy()).to(self._buffers.device)
-        for i, (layer, head) in enumerate(slots):
-            chunk = device[i] if source is None else device[i][source]
-            for segment in self._buffers.layers[layer]:
-                part = chunk[:, segment.content_offset : segment.content_offset + segment.nbytes]
-                if segment.tiling is None:
-                    self._view(segment, head)[block, slot] = part
-                else:
-                    tile = segment.tiling.tile_tokens
-                    view = tiled_view(segment, head)
-                    items = part.reshape(len(part), *view.shape[3:])
-                    view[block, slot // tile, slot % tile] = items
-
-    def gather(self, slots: Slots, where: Placement, data: memoryview, stride: int) -> None:
-        """See :class:`Pages`."""
-        tokens = where.split()
-        if not len(tokens.block):
-            return
-        block, slot, _ = self._index(tokens)
-        count = len(tokens.block) if tokens.source is None else int(tokens.source[-1]) + 1
-        host = self._chunks(data, len(slots), count, stride)
-        for i, (layer, head) in enumerate(slots):
-            for segment in self._buffers.layers[layer]:
-                if segment.tiling is None:
-                    found = self._view(segment, head)[block, slot]
-                else:
-                    tile = segment.tiling.tile_tokens
-                    found = tiled_view(segment, head)[block, slot // tile, slot % tile]
-                part = found.reshape(len(found), -1).cpu().numpy()
-                columns = slice(segment.content_offset, segment.content_offset + segment.nbytes)
-                rows = slice(None) if tokens.source is None else tokens.source
-                host[i][rows, columns] = part
-
-    def runs(
-        self, slots: Slots, where: Placement, chunk_bytes: int
-    ) -> tuple[NDArray[np.int64], int] | None:
-        """Never: the kernel reads into host memory only."""
-        del slots, where, chunk_bytes
-        return None
-
-    def require_unmoved(self) -> None:
-        """See :class:`Pages`: a tensor's address is asked for anew at each move."""
-
-    def _index(self, tokens: Placement) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        import torch
-
-        device = self._buffers.device
-        block = torch.from_numpy(tokens.block).to(device)
-        slot = torch.from_numpy(tokens.slot).to(device)
-        if tokens.source is None:
-            return block, slot, None
-        return block, slot, torch.from_numpy(tokens.source).to(device)
-
-    def _chunks(self, data: memoryview, chunks: int, tokens: int, stride: int) -> NDArray[np.uint8]:
-        shape = (chunks, tokens, self._token_bytes)
-        return np.ndarray(shape, np.uint8, data, 0, (stride, self._token_bytes, 1))
-
-    def _view(self, s: Segment, head: int) -> torch.Tensor:
-        """Bytes ``[block, token, nbytes]`` of one head of one segment."""
-        import torch
-
-        flat = torch.empty(0, dtype=torch.uint8, device=s.tensor.device)
-        flat.set_(s.tensor.untyped_storage())
-        return flat.as_strided(
-            (s.blocks, s.tokens, s.nbytes),
-            (s.block_stride, s.token_stride, 1),
-            s.address + head * s.head_stride,
-        )

@@ -14,12 +14,12 @@ from kvstore.geometry import LayerGroup
 from kvstore.keys import BlockKeys
 from kvstore.load import Loader, Loading
 from kvstore.lookup import Lookup
+from kvstore.pages import pages_of
 from kvstore.parallel import ParallelConfig, Rank
 from kvstore.paths import GroupPath, writer_id
 from kvstore.placement import block_table
 from kvstore.report import CommitReport, LoadResult, StoreReport
 from kvstore.runtime import Runtime
-from kvstore.scatter import pages_of
 from kvstore.share import Share, share_of
 from kvstore.write import Saver
 

@@ -27,12 +27,12 @@ from kvstore.jobs import settle, start
 from kvstore.keys import BlockKeys, require_keys
 from kvstore.lookup import Lookup
 from kvstore.marks import ByteRuns, encode_mark, owned_runs
+from kvstore.pages import Pages
 from kvstore.parallel import Rank
 from kvstore.paths import GroupPath, InflightPath
 from kvstore.placement import Ints, Placement, place, unit_tokens
 from kvstore.plan import ShardPart, shard_parts, split_run
 from kvstore.report import StoreReport
-from kvstore.scatter import Pages
 from kvstore.shard import CRC_BYTES, ShardLayout
 from kvstore.share import Share
 
@@ -251,7 +251,8 @@ class Saver:
             for run in part.runs:
                 begin = layout.offset(run.first)
                 end = layout.offset(run.first + len(run.slots))
-                self._pages.gather(run.slots, where, shard[begin:end], layout.stride)
+                mover = self._pages.mover(run.slots, where, layout.chunk_bytes, layout.stride)
+                mover.gather(shard[begin:end], 0, len(run.slots), sums=True)
             finish_shard(shard, layout)
             # Its name becomes durable with the commit: lost before that, it is written again.
             self._engine.write(path, [shard], settle=False)
@@ -275,7 +276,8 @@ class Saver:
             buffer = self._staging.acquire(nbytes)
             try:
                 data = buffer[:nbytes]
-                self._pages.gather(run.slots, where, data, size)
+                mover = self._pages.mover(run.slots, where, size, size)
+                mover.gather(data, 0, len(run.slots), sums=False)
                 pieces: list[tuple[int, Buffer]] = []
                 for i in range(len(run.slots)):
                     place_in_shard = layout.offset(run.first + i)
@@ -291,7 +293,7 @@ class Saver:
 
 
 def finish_shard(shard: memoryview, layout: ShardLayout) -> None:
-    """Put checksums, zeroed gaps and the index around the chunks that are in place.
+    """Put zeroed gaps and the index around the chunks and checksums that are in place.
 
     Args:
         shard: ``layout.shard_bytes`` bytes, chunks at their offsets.
@@ -303,8 +305,4 @@ def finish_shard(shard: memoryview, layout: ShardLayout) -> None:
             (layout.chunks, layout.stride - used), np.uint8, shard, used, (layout.stride, 1)
         )
         gaps[...] = 0
-    sums = np.ndarray((layout.chunks,), "<u4", shard, layout.chunk_bytes, (layout.stride,))
-    for i in range(layout.chunks):
-        at = layout.offset(i)
-        sums[i] = crc32c(shard[at : at + layout.chunk_bytes])
     shard[layout.index_offset :] = layout.encode_index()

@@ -25,14 +25,14 @@ MAX_LINES = 400
 LEVELS: dict[int, str] = {
     0: "errors version",
     1: "elements geometry parallel share layout keys jsonform identity",  # frozen values
-    2: "shard paths runs election placement segments",
+    2: "shard sums paths runs election placement segments",
     3: "extent records",  # the format; no I/O up to here
-    4: "io io.protocol io.posix io.direct io.failpoints io.fallocate io.local_leavings "
+    4: "native io io.protocol io.posix io.direct io.failpoints io.fallocate io.local_leavings "
     "io.local_names io.local_read io.local_write io.oserrors io.residency io.select io.staging "
-    "io.vectors io.workers",
-    5: "buffers detect scatter tiles plan lookup load write commit namespace store runtime report "
-    "worker array faults verify verify_content verify_private inspect catalog deliver marks seal "
-    "jobs collect leavings",
+    "io.pump io.workers",
+    5: "buffers detect scatter device_scatter pages rowcopy tiles plan lookup load write commit "
+    "namespace store runtime report worker array faults verify verify_content "
+    "verify_private inspect catalog deliver marks seal jobs collect leavings",
     6: "kvstore",  # the public names
     7: "cli demo bench plugins __main__",  # with all in these folders: they use the public names
 }

@@ -18,13 +18,13 @@ from tiny import GROUPS
 
 import kvstore
 from kvstore.buffers import PagedBuffers
+from kvstore.device_scatter import DevicePages
 from kvstore.errors import InvalidArgument, NotCertified
 from kvstore.geometry import LayerGroup
 from kvstore.identity import Identity
 from kvstore.io.failpoints import armed
 from kvstore.parallel import ParallelConfig, Rank
 from kvstore.report import Missing
-from kvstore.scatter import DevicePages
 
 CONTEXT = ParallelConfig(tp=8, dcp=2, pcp=2, interleave=2)
 SPLIT = ParallelConfig(tp=2, pp=2)

@@ -14,7 +14,8 @@ from typing import Protocol
 from kvstore.errors import Corrupt, InvalidArgument, KVStoreError, NotFound, StorageError
 from kvstore.io.direct import ALIGNMENT, DirectPolicy
 from kvstore.io.local_names import LocalNames, absent_or
-from kvstore.io.protocol import ByteRange, Consume, Into
+from kvstore.io.protocol import ByteRange, Consume, SinkOf
+from kvstore.io.pump import PIECE_BYTES, pump, pumped
 from kvstore.io.residency import ResidencyProbe
 from kvstore.io.staging import Staging
 
@@ -113,7 +114,7 @@ class RangeReader:
             self._buffer = None
 
     def read(
-        self, index: int, wanted: ByteRange, consume: Consume, into: Into | None, gate: Gate
+        self, index: int, wanted: ByteRange, consume: Consume, sink_of: SinkOf | None, gate: Gate
     ) -> Exception | None:
         """Read one range and hand it over. Returns what went wrong instead of raising it.
 
@@ -124,7 +125,7 @@ class RangeReader:
                 raise InvalidArgument(f"{wanted}: offset, length and piece cannot be negative")
             if wanted.path != self._path:
                 self._enter_file(wanted.path)
-            return self._deliver(index, wanted, consume, into, gate) if wanted.length else None
+            return self._deliver(index, wanted, consume, sink_of, gate) if wanted.length else None
         except _ByCaller as error:
             return error.error
         except KVStoreError as error:
@@ -137,34 +138,26 @@ class RangeReader:
             return absent_or(error, "read", full)
 
     def _deliver(
-        self, index: int, wanted: ByteRange, consume: Consume, into: Into | None, gate: Gate
+        self, index: int, wanted: ByteRange, consume: Consume, sink_of: SinkOf | None, gate: Gate
     ) -> Exception | None:
         """Read and hand over. Returns :data:`GIVEN_UP` or None; whatever fails is raised."""
         offset, length = wanted.offset, wanted.length
         step = self._step(length, wanted.piece, direct=self._choose(offset, length))
-        if self._settings.deadline is not None:
-            # A read that hangs in the caller's memory could not be given up.
-            into = None
         done = 0
+        if sink_of is not None and not self._fd_direct and self._settings.deadline is None:
+            # With a deadline, a read that hangs could not be given up while the gate is held.
+            with gate as abandoned:
+                if abandoned:
+                    return GIVEN_UP
+                done = self._pump(sink_of, index, wanted)
         while done < length:
             size = min(step, length - done)
-            landed = None
-            if into is not None and not self._fd_direct:
-                # Their memory is the caller's: a batch that was given up must not touch it.
-                with gate as abandoned:
-                    if abandoned:
-                        return GIVEN_UP
-                    landed = self._land(into, index, wanted, done, size)
-            if landed is None:
-                view = self._fetch(offset + done, size)
+            view = self._fetch(offset + done, size)
             with gate as abandoned:
                 if abandoned:
                     return GIVEN_UP
                 try:
-                    if landed is None:
-                        consume(index, done, view)
-                    else:
-                        landed()
+                    consume(index, done, view)
                 except Exception as error:
                     raise _ByCaller(error) from error
             done += size
@@ -175,23 +168,19 @@ class RangeReader:
             traffic.buffered += done
         return None
 
-    def _land(
-        self, into: Into, index: int, wanted: ByteRange, done: int, size: int
-    ) -> Callable[[], None] | None:
-        """Read to where the bytes belong, if the caller says where. Returns what to call then."""
+    def _pump(self, sink_of: SinkOf, index: int, wanted: ByteRange) -> int:
+        """Read to the caller's sink, if there is one. Returns the bytes that it took."""
+        if pump() is None:
+            return 0
         try:
-            landing = into(index, done, size)
+            sink = sink_of(index)
         except Exception as error:
             raise _ByCaller(error) from error
-        if landing is None:
-            return None
-        vectors, landed = landing
-        if vectors.nbytes != size:
-            raise InvalidArgument(f"{wanted}: memory was given for other than its {size} bytes")
-        position = wanted.offset + done
-        if vectors.fill(self._fd, position) < size:
-            raise self._short(position + size)
-        return landed
+        if sink is None:
+            return 0
+        size = self._whole_pieces(wanted.length, wanted.piece, PIECE_BYTES)
+        staging = self._staged(size)
+        return pumped(self._fd, wanted.offset, wanted.length, staging, size, sink)
 
     # -- files ------------------------------------------------------------------------------------
 
@@ -240,11 +229,13 @@ class RangeReader:
 
     def _step(self, length: int, piece: int, *, direct: bool) -> int:
         """Bytes to read at once: whole pieces, near the size that suits the way of reading."""
-        if piece == 0 or piece >= length:
-            return length
         settings = self._settings
         most = settings.cold_bytes if direct else settings.hot_bytes
-        return max(most // piece, 1) * piece
+        return self._whole_pieces(length, piece, most)
+
+    @staticmethod
+    def _whole_pieces(length: int, piece: int, most: int) -> int:
+        return length if piece == 0 or piece >= length else max(most // piece, 1) * piece
 
     def _fetch(self, position: int, size: int) -> memoryview:
         """``size`` bytes at ``position`` of the file, in staging memory."""

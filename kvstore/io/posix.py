@@ -20,7 +20,7 @@ from kvstore.io.local_names import LocalNames, absent_or
 from kvstore.io.local_read import GIVEN_UP, RangeReader, ReadSettings, Traffic, refuse_in_consumer
 from kvstore.io.local_write import create, write_runs, write_whole
 from kvstore.io.oserrors import translated
-from kvstore.io.protocol import Buffer, ByteRange, Consume, Footprint, Into
+from kvstore.io.protocol import Buffer, ByteRange, Consume, Footprint, SinkOf
 from kvstore.io.staging import Staging
 from kvstore.io.workers import Gate, Workers
 
@@ -160,15 +160,15 @@ class PosixEngine:
     # -- bulk -------------------------------------------------------------------------------------
 
     def read(
-        self, ranges: Sequence[ByteRange], consume: Consume, into: Into | None = None
+        self, ranges: Sequence[ByteRange], consume: Consume, sink_of: SinkOf | None = None
     ) -> list[Exception | None]:
         """Read many ranges at once; the result says for each what went wrong, or None."""
         self._check_open()
         refuse_in_consumer()
         small = len(ranges) <= 1 or sum(wanted.length for wanted in ranges) <= SMALL_BATCH_BYTES
         if small and self._deadline is None:
-            return self._read_here(ranges, consume, into)
-        return self._read_in_threads(ranges, consume, into)
+            return self._read_here(ranges, consume, sink_of)
+        return self._read_in_threads(ranges, consume, sink_of)
 
     def write(self, path: str, pieces: Sequence[Buffer], *, settle: bool = True) -> None:
         """Write an object whole; it replaces one of that name in one step."""
@@ -266,16 +266,16 @@ class PosixEngine:
         self._settings = self._new_settings()
 
     def _read_here(
-        self, ranges: Sequence[ByteRange], consume: Consume, into: Into | None
+        self, ranges: Sequence[ByteRange], consume: Consume, sink_of: SinkOf | None
     ) -> list[Exception | None]:
         reader = RangeReader(self._settings)
         try:
-            return [reader.read(i, ranges[i], consume, into, _OPEN) for i in range(len(ranges))]
+            return [reader.read(i, ranges[i], consume, sink_of, _OPEN) for i in range(len(ranges))]
         finally:
             reader.close()
 
     def _read_in_threads(
-        self, ranges: Sequence[ByteRange], consume: Consume, into: Into | None
+        self, ranges: Sequence[ByteRange], consume: Consume, sink_of: SinkOf | None
     ) -> list[Exception | None]:
         units = _units(ranges, self._threads)
         results: list[Exception | None] = [GIVEN_UP] * len(ranges)
@@ -296,7 +296,7 @@ class PosixEngine:
                 while (unit := next_unit()) < len(units):
                     try:
                         for i in units[unit]:
-                            results[i] = reader.read(i, ranges[i], consume, into, gate)
+                            results[i] = reader.read(i, ranges[i], consume, sink_of, gate)
                     except BaseException as error:  # noqa: BLE001 - raised again by the caller
                         fatal.append(error)
                     finally:

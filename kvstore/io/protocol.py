@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from kvstore.io.vectors import IoVectors
+from kvstore.native import Sink
 
 Buffer = Any
 """Something C-contiguous with the buffer protocol (bytes, memoryview, NumPy array of bytes)."""
@@ -63,15 +62,11 @@ has returned or raised. A small batch is read by the calling thread itself. A co
 """
 
 
-Landing = tuple["IoVectors", Callable[[], None]]
-"""Where bytes belong in the end, in order, and what to call when they are all there."""
+SinkOf = Callable[[int], Sink | None]
+"""``sink_of(range index)``, called in an I/O thread before a range is read.
 
-Into = Callable[[int, int, int], Landing | None]
-"""``into(range index, offset within the range, length)``, called in an I/O thread before a read.
-
-An answer lets the engine read straight to where the bytes belong, with no staging in between; it
-then calls the second item instead of ``consume``. The memory takes just ``length`` bytes; what is
-in it is undefined until the call. None: hand the bytes to ``consume``.
+An answer lets the engine hand bytes over with no interpreter in between; what the sink refuses, and
+all after it, goes to ``consume``. None: all of it goes there. An engine is free never to ask.
 """
 
 
@@ -134,11 +129,11 @@ class Engine(Protocol):
     # -- bulk -------------------------------------------------------------------------------------
 
     def read(
-        self, ranges: Sequence[ByteRange], consume: Consume, into: Into | None = None
+        self, ranges: Sequence[ByteRange], consume: Consume, sink_of: SinkOf | None = None
     ) -> list[Exception | None]:
         """Read many ranges at once, each handed to ``consume`` as it arrives.
 
-        An engine may use ``into`` for any part of them, or never.
+        An engine may ask ``sink_of`` for any of them, or never.
 
         Ranges are started in order. One range's failure does not touch another's; what of a failed
         range was handed over before the failure must not be used.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections import defaultdict
 from functools import cache
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvstore.errors import Corrupt, InvalidArgument, NotFound
-from kvstore.io.protocol import ByteRange, Engine, Landing
-from kvstore.io.vectors import IoVectors
+from kvstore.io.protocol import ByteRange, Engine
+from kvstore.native import Sink
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZE = 3 * MIB + 4097
@@ -220,36 +220,47 @@ def test_after_a_failure_no_more_of_that_range_is_handed_over(
     assert calls == [0]
 
 
-class Landings:
-    """Answers where bytes belong, in uneven views, for some pieces; the rest is consumed."""
+SINK = ctypes.CFUNCTYPE(
+    ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64
+)
 
-    def __init__(self, ranges: list[ByteRange], views: int) -> None:
+
+class Sinks:
+    """Takes ranges through C functions, some of them only up to a point; the rest is consumed."""
+
+    def __init__(self, ranges: list[ByteRange], most: int) -> None:
         self.memory = [np.zeros(max(wanted.length, 0), np.uint8) for wanted in ranges]
-        self.views = views
+        self.sunk = [0] * len(ranges)
+        self.consumed = [0] * len(ranges)
+        self.most = most
         self.asked = 0
-        self.landed = 0
 
     def consume(self, index: int, offset: int, data: memoryview) -> None:
+        assert offset == self.sunk[index] + self.consumed[index]
         self.memory[index][offset : offset + len(data)] = np.frombuffer(data, np.uint8)
+        self.consumed[index] += len(data)
 
-    def into(self, index: int, offset: int, length: int) -> Landing | None:
+    def of(self, index: int) -> Sink | None:
         self.asked += 1
         if index % 3 == 2:
             return None
-        whole = memoryview(self.memory[index])[offset : offset + length]
-        cuts = sorted({0, length, *np.random.default_rng(index).integers(0, length, self.views)})
-        views = [whole[a:b] for a, b in pairwise(cuts)]
 
-        def done() -> None:
-            self.landed += 1
+        def take(_context: int, data: int, offset: int, nbytes: int) -> int:
+            assert offset == self.sunk[index]
+            if offset + nbytes > self.most:
+                return 1
+            ctypes.memmove(self.memory[index].ctypes.data + offset, data, nbytes)
+            self.sunk[index] += nbytes
+            return 0
 
-        return IoVectors.of(views), done
+        function = SINK(take)
+        return Sink(ctypes.cast(function, ctypes.c_void_p).value or 0, 0, function)
 
 
-@pytest.mark.parametrize("views", [0, 5, 3000])
+@pytest.mark.parametrize("most", [0, 500_000, SIZE])
 @pytest.mark.parametrize("piece", [0, 100_000])
-def test_an_engine_may_read_to_where_the_bytes_belong(
-    engine: Engine, stored: dict[str, bytes], views: int, piece: int
+def test_an_engine_may_hand_bytes_to_a_c_function(
+    engine: Engine, stored: dict[str, bytes], most: int, piece: int
 ):
     step = 1_000_003
     ranges = [
@@ -257,45 +268,37 @@ def test_an_engine_may_read_to_where_the_bytes_belong(
         for i in range(3)
         for at in range(0, SIZE, step)
     ]
-    landings = Landings(ranges, views)
-    assert engine.read(ranges, landings.consume, landings.into) == [None] * len(ranges)
-    for wanted, memory in zip(ranges, landings.memory, strict=True):
+    sinks = Sinks(ranges, most)
+    assert engine.read(ranges, sinks.consume, sinks.of) == [None] * len(ranges)
+    for wanted, memory in zip(ranges, sinks.memory, strict=True):
         whole = stored[wanted.path][wanted.offset : wanted.offset + wanted.length]
         assert memory.tobytes() == whole
-    # Not every engine asks, but one that does keeps its word.
-    assert landings.landed <= landings.asked
-    assert bool(landings.landed) == bool(landings.asked)
+    # Not every engine asks, but what it asks for it uses; what a sink does not take is consumed.
+    if sinks.asked and most == SIZE:
+        assert any(sinks.sunk)
+    for index, wanted in enumerate(ranges):
+        assert sinks.sunk[index] + sinks.consumed[index] == wanted.length
+        assert sinks.sunk[index] <= (0 if index % 3 == 2 else most)
 
 
-def test_what_goes_wrong_while_landing_is_the_result(engine: Engine, stored: dict[str, bytes]):
+def test_what_goes_wrong_on_the_way_to_a_sink_is_the_result(
+    engine: Engine, stored: dict[str, bytes]
+):
     assert stored
-    ranges = [ByteRange("a/0", 0, MIB) for _ in range(5)]
-    ranges[4] = ByteRange("a/0", 0, SIZE + 1)
-    memory = [bytearray(SIZE + 100) for _ in ranges]
-    asked: list[int] = []
-    landed: list[int] = []
+    ranges = [ByteRange("a/0", 0, MIB, 1000), ByteRange("a/0", 0, SIZE + 1, 1000)]
     error = OwnError("no")
+    sinks = Sinks(ranges, SIZE + 1)
 
-    def fail(index: int) -> None:
-        landed.append(index)
-        if index == 1:
-            raise error
-
-    def into(index: int, _offset: int, length: int) -> Landing | None:
-        asked.append(index)
+    def sink_of(index: int) -> Sink | None:
         if index == 0:
+            sinks.asked += 1
             raise error
-        given = length + {2: -1, 3: 1}.get(index, 0)
-        return IoVectors.of([memoryview(memory[index])[:given]]), lambda: fail(index)
+        return sinks.of(index)
 
-    results = engine.read(ranges, lambda _i, _o, _data: None, into)
-    assert isinstance(results[4], Corrupt)
-    if asked:
+    results = engine.read(ranges, sinks.consume, sink_of)
+    assert isinstance(results[1], Corrupt)
+    if sinks.asked:
         assert results[0] is error
-        assert results[1] is error
-        assert isinstance(results[2], InvalidArgument)
-        assert isinstance(results[3], InvalidArgument)
-        assert landed == [1]
 
 
 def test_reads_larger_than_the_staging_memory(case: EngineCase, location: str):

@@ -11,16 +11,15 @@ from typing import Any
 
 import pytest
 from support.reads import (
-    CONTENT,
     MIB,
     Open,
     nothing,
 )
 
 from kvstore.errors import StorageError
-from kvstore.io import vectors, workers
+from kvstore.io import workers
 from kvstore.io.protocol import ByteRange
-from kvstore.io.vectors import IoVectors
+from kvstore.io.pump import pump
 
 
 class Medium:
@@ -142,46 +141,13 @@ def test_threads_are_not_lost_without_end(opened: Open, file: Path, monkeypatch:
     assert engine.read(ranges, nothing) == [None] * 2
 
 
-def test_a_deadline_and_the_callers_memory_do_not_meet(opened: Open, file: Path, monkeypatch: Any):
-    """A read that hangs in memory of the caller could not be given up, so none goes there."""
+def test_with_a_deadline_no_bytes_go_to_a_c_function(opened: Open, file: Path):
+    """A read that hangs while the gate is held could not be given up."""
     file.read_bytes()
-    engine = opened(deadline=0.2, direct="never")
-    medium = Medium(monkeypatch)
-    medium.hanging = {0}
-    memory = bytearray(MIB)
-    started = time.monotonic()
-    (result,) = engine.read(
-        [ByteRange("file", 0, MIB)],
-        nothing,
-        lambda *_: (IoVectors.of([memoryview(memory)]), lambda: None),
-    )
-    assert time.monotonic() - started < 5
-    assert isinstance(result, StorageError)
-    medium.let_go.set()
-    engine.close()
-    assert memory == bytes(MIB)
-
-
-def test_cached_bytes_go_straight_to_where_they_belong(opened: Open, file: Path, monkeypatch: Any):
-    file.read_bytes()
-    engine = opened()
-    real = vectors.preadv
-    calls: list[int] = []
-
-    def preadv(fd: int, array: Any, offset: int) -> int:
-        calls.append(len(array))
-        return min(real(fd, array[:3], offset), 50)  # ends within a vector
-
-    monkeypatch.setattr(vectors, "preadv", preadv)
-    memory = bytearray(100_000)
-    views = [memoryview(memory)[at : at + 30] for at in range(0, 100_000, 30)]
-    landed: list[int] = []
-    assert engine.read(
-        [ByteRange("file", 7, 100_000)],
-        nothing,
-        lambda *_: (IoVectors.of(views), lambda: landed.append(1)),
-    ) == [None]
-    assert memory == CONTENT[7 : 7 + 100_000]
-    assert landed == [1]
-    assert max(calls) == 1024
-    assert engine._settings.staging.allocated_bytes == 0
+    engine = opened(deadline=5, direct="never")
+    asked: list[int] = []
+    assert engine.read([ByteRange("file", 0, MIB)], nothing, asked.append) == [None]
+    assert not asked
+    engine = opened(direct="never")
+    assert engine.read([ByteRange("file", 0, MIB)], nothing, asked.append) == [None]
+    assert asked == [0] * (pump() is not None)
