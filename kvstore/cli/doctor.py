@@ -19,8 +19,8 @@ With --json, one object:
   engine     {name, reason}: the I/O engine that a store there would use, and why
   checks     [{name, state, detail, advice}]; state is ok, lacking (a store works, with less),
              failed (no store can work there) or info; advice is null or what to do. Names:
-             python kernel cores memory filesystem space writable publish links sync direct
-             cachestat torch gpu cufile gpudirect kvikio
+             python kernel cores memory native filesystem space writable publish links sync
+             direct cachestat torch gpu cufile gpudirect kvikio
 """
 _MARKS = {"ok": "ok", "lacking": "--", "failed": "FAILED", "info": ""}
 

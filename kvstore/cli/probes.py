@@ -10,6 +10,7 @@ from kvstore.cli.folder_probes import folder_checks
 from kvstore.cli.gpu_probes import gpu_checks
 from kvstore.cli.text import size
 from kvstore.io.select import open_engine
+from kvstore.native import SWITCH
 
 
 def examine(directory: str) -> Examination:
@@ -35,7 +36,26 @@ def _machine() -> list[Check]:
         Check("kernel", "ok", f"{platform.system()} {platform.release()}"),
         Check("cores", "ok", f"{usable} usable of {os.cpu_count()}"),
         Check("memory", "ok", size(memory)),
+        _native(),
     ]
+
+
+def _native() -> Check:
+    """Whether host memory is loaded by the C functions."""
+    from kvstore.rowcopy import functions
+
+    name = "native"
+    if functions() is not None:
+        return Check(name, "ok", "bytes are read, checked and copied into pages in C")
+    slow = "loads into host memory go through NumPy, about half as fast"
+    if os.environ.get(SWITCH) == "0":
+        return Check(name, "info", f"turned off by {SWITCH}=0: {slow}")
+    return Check(
+        name,
+        "lacking",
+        f"the C functions are not installed: {slow}",
+        "install kvstore again with a C compiler at hand (and google-crc32c with its C part)",
+    )
 
 
 def _reason(engine: str, checks: dict[str, Check]) -> str:

@@ -9,12 +9,24 @@ from pathlib import Path
 import pytest
 from support.commands import Run
 
+from kvstore import rowcopy
 from kvstore.cli import folder_probes, gpu_probes, probes
 from kvstore.cli.findings import Check
 
 NAMES = [
-    *("python", "kernel", "cores", "memory", "filesystem", "space", "writable", "publish"),
-    *("links", "sync", "direct", "cachestat", "torch", "gpu", "cufile", "gpudirect", "kvikio"),
+    *("python", "kernel", "cores", "memory", "native", "filesystem", "space", "writable"),
+    *(
+        "publish",
+        "links",
+        "sync",
+        "direct",
+        "cachestat",
+        "torch",
+        "gpu",
+        "cufile",
+        "gpudirect",
+        "kvikio",
+    ),
 ]
 
 
@@ -104,6 +116,19 @@ def test_each_lack_is_named_with_what_to_do(
         assert checks[name].state == "lacking"
         assert checks[name].advice
     assert checks["publish"].state == "ok"
+
+
+def test_without_the_c_functions_it_says_what_that_costs(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_probes, "_asked", lambda _package, _code: None)
+    monkeypatch.setattr(rowcopy, "functions", lambda: None)
+    for switch, state in ("1", "lacking"), ("0", "info"):
+        monkeypatch.setenv("KVSTORE_NATIVE", switch)
+        ran = run("doctor", tmp_path, "--json")
+        (check,) = [c for c in ran.json["checks"] if c["name"] == "native"]
+        assert (ran.status, check["state"], "half as fast" in check["detail"]) == (0, state, True)
+        assert (check["advice"] is None) is (state == "info")
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
