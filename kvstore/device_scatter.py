@@ -25,7 +25,7 @@ class DevicePages:
         self._token_bytes = buffers.group.token_bytes
 
     def scatter(self, slots: Slots, where: Placement, data: memoryview, stride: int) -> None:
-        """See :class:`kvstore.pages.Pages`."""
+        """See :class:`kvstore.scatter.IndexedPages`."""
         import torch
 
         tokens = where.split()
@@ -48,7 +48,7 @@ class DevicePages:
                     view[block, slot // tile, slot % tile] = items
 
     def gather(self, slots: Slots, where: Placement, data: memoryview, stride: int) -> None:
-        """See :class:`kvstore.pages.Pages`."""
+        """See :class:`kvstore.scatter.IndexedPages`."""
         tokens = where.split()
         if not len(tokens.block):
             return

@@ -122,7 +122,7 @@ class Part:
 
 
 class Parts:
-    """All parts of some chunks, ready to be moved as often as there are pieces.
+    """All parts of some chunks, ready to be moved piece by piece; a :class:`kvstore.pages.Mover`.
 
     What a call then costs under the interpreter lock is little more than the call. That matters:
     while one thread has the lock, no other starts its next read.
@@ -171,6 +171,14 @@ class Parts:
             *(part.page_step, part.data_step),
         )
 
+    def scatter(self, data: memoryview, first: int, count: int, *, verify: bool) -> int | None:
+        """See :class:`kvstore.pages.Mover`."""
+        return self.move(data, first, count, to_pages=True, sums=verify)
+
+    def gather(self, data: memoryview, first: int, count: int, *, sums: bool) -> None:
+        """See :class:`kvstore.pages.Mover`."""
+        self.move(data, first, count, to_pages=False, sums=sums)
+
     def move(
         self, data: memoryview, first: int, count: int, *, to_pages: bool, sums: bool
     ) -> int | None:
@@ -205,5 +213,5 @@ class Parts:
         return None if moved == count else first + moved
 
     def sink(self, *, verify: bool) -> Sink:
-        """Takes all chunks, in order, as they are read."""
+        """See :class:`kvstore.pages.Mover`."""
         return Sink(self._functions.sinks[verify], ctypes.addressof(self._pages), self)

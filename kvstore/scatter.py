@@ -82,30 +82,21 @@ class _Batch:
 _MAX_BATCHES = 1 << 16
 
 
-class Rows:
-    """Chunks on their way to or from pages on the host; see :class:`kvstore.pages.Mover`."""
+class IndexedPages(Protocol):
+    """Pages whose chunks are moved by indexing, worked out anew for each move."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def scatter(self, slots: Slots, where: Placement, data: memoryview, stride: int) -> None:
+        """Copy chunks out of ``data``, one every ``stride`` bytes, into the pages."""
 
-    def scatter(self, data: memoryview, first: int, count: int, *, verify: bool) -> int | None:
-        """See :class:`kvstore.pages.Mover`."""
-        return self._parts.move(data, first, count, to_pages=True, sums=verify)
-
-    def gather(self, data: memoryview, first: int, count: int, *, sums: bool) -> None:
-        """See :class:`kvstore.pages.Mover`."""
-        self._parts.move(data, first, count, to_pages=False, sums=sums)
-
-    def sink(self, *, verify: bool) -> Sink | None:
-        """See :class:`kvstore.pages.Mover`."""
-        return self._parts.sink(verify=verify)
+    def gather(self, slots: Slots, where: Placement, data: memoryview, stride: int) -> None:
+        """Copy from the pages into chunks in ``data``, one every ``stride`` bytes."""
 
 
 class Whole:
-    """The same for pages of which each move is worked out when it comes."""
+    """Chunks on their way to or from such pages; see :class:`kvstore.pages.Mover`."""
 
     def __init__(
-        self, pages: _Pages, slots: Slots, where: Placement, chunk_bytes: int, stride: int
+        self, pages: IndexedPages, slots: Slots, where: Placement, chunk_bytes: int, stride: int
     ) -> None:
         self._pages = pages
         self._slots = slots
@@ -134,11 +125,6 @@ class Whole:
         """Never."""
         del verify
         return None
-
-
-class _Pages(Protocol):
-    def scatter(self, slots: Slots, where: Placement, data: memoryview, stride: int) -> None: ...
-    def gather(self, slots: Slots, where: Placement, data: memoryview, stride: int) -> None: ...
 
 
 class HostPages:
@@ -173,7 +159,7 @@ class HostPages:
             self._tiles = TiledParts(buffers, self._memory, self._base, self._grain)
 
     def scatter(self, slots: Slots, where: Placement, data: memoryview, stride: int) -> None:
-        """See :class:`kvstore.pages.Pages`."""
+        """See :class:`IndexedPages`."""
         if not len(where.block):
             return
         where = self._countable(where)
@@ -186,7 +172,7 @@ class HostPages:
             self._tiles.scatter(slots, where, data, stride)
 
     def gather(self, slots: Slots, where: Placement, data: memoryview, stride: int) -> None:
-        """See :class:`kvstore.pages.Pages`."""
+        """See :class:`IndexedPages`."""
         if not len(where.block):
             return
         where = self._countable(where)
@@ -210,7 +196,7 @@ class HostPages:
                 "(resize_ and share_memory_ move it); make new buffers and a new worker"
             )
 
-    def mover(self, slots: Slots, where: Placement, chunk_bytes: int, stride: int) -> Rows | Whole:
+    def mover(self, slots: Slots, where: Placement, chunk_bytes: int, stride: int) -> Parts | Whole:
         """See :class:`kvstore.pages.Pages`."""
         if self._tiles is not None or self._functions is None or not len(where.block):
             return Whole(self, slots, where, chunk_bytes, stride)
@@ -236,7 +222,7 @@ class HostPages:
                 )
             )
         memory = self._base, len(self._memory)
-        return Rows(Parts(self._functions, memory, parts, chunk_bytes, stride))
+        return Parts(self._functions, memory, parts, chunk_bytes, stride)
 
     def _countable(self, where: Placement) -> Placement:
         """Placement in tokens if rows of whole units, which overlap, are too many bytes for NumPy.

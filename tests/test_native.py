@@ -10,8 +10,9 @@ import sysconfig
 
 import pytest
 
-from kvstore import native, rowcopy
+from kvstore import rowcopy
 from kvstore.io import pump
+from kvstore.native import SWITCH, library
 
 LOADED = """
 import torch, kvstore
@@ -22,7 +23,7 @@ print(rowcopy.functions() is not None, pump.pump() is not None)
 
 
 @pytest.mark.skipif(
-    os.environ.get(native.SWITCH) == "0"
+    os.environ.get(SWITCH) == "0"
     or shutil.which((sysconfig.get_config_var("CC") or "cc").split()[0]) is None,
     reason="there is no C compiler, or they are not wanted",
 )
@@ -33,10 +34,10 @@ def test_they_are_there_where_there_is_a_compiler() -> None:
 
 @pytest.mark.parametrize("switch", ["0", "1"])
 def test_the_switch_leaves_them_alone(switch: str) -> None:
-    there = switch == "1" and native.library() is not None
+    there = switch == "1" and library() is not None
     ran = subprocess.run(
         [sys.executable, "-c", LOADED],
-        env={**os.environ, native.SWITCH: switch},
+        env={**os.environ, SWITCH: switch},
         capture_output=True,
         text=True,
         check=True,

@@ -23,6 +23,7 @@ from kvstore.elements import element
 from kvstore.geometry import ContentPart, LayerGroup
 from kvstore.parallel import ParallelConfig, Rank
 from kvstore.placement import Placement, place, unit_tokens
+from kvstore.rowcopy import functions
 from kvstore.scatter import HostPages
 from kvstore.share import TokenLattice
 
@@ -206,6 +207,9 @@ def test_tiled_pages_have_no_c_function(kind: str) -> None:
     pool = LAYOUTS[kind](group, 2, 2, 3, 64)
     mover = HostPages(pool.buffers).mover([(0, 0)], where, size, size)
     assert mover.sink(verify=False) is None
+    plain = LAYOUTS["packed-hnd"](group, 2, 2, 3, 64)
+    mover = HostPages(plain.buffers).mover([(0, 0)], where, size, size)
+    assert (mover.sink(verify=False) is None) == (functions() is None)
 
 
 SEATS = [

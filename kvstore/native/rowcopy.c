@@ -152,7 +152,8 @@ EXPORT int64_t kvstore_move(const pages_t *pages, char *data, int64_t data_bytes
     if (chunks <= 0)
         return chunks ? -1 : 0;
     if (first < 0 || first > pages->chunks || chunks > pages->chunks - first
-        || stride < 1 || pages_bytes < 0 || chunk_bytes < 0 || chunk_bytes > LIMIT || stride < used || pages_bytes > LIMIT
+        || chunk_bytes < 0 || chunk_bytes > LIMIT || stride < 1 || stride < used
+        || pages_bytes < 0 || pages_bytes > LIMIT
         || data_bytes > LIMIT || data_bytes < used || (data_bytes - used) / stride < chunks - 1)
         return -1;
     for (int64_t i = 0; i < pages->number; i++)
