@@ -24,7 +24,8 @@ def pump() -> Callable[..., int] | None:
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     function.restype = number
     function.argtypes = (ctypes.c_int, number, number, pointer, number, pointer, pointer)
-    return function  # type: ignore[no-any-return]
+    typed: Callable[..., int] = function
+    return typed
 
 
 def pumped(fd: int, position: int, nbytes: int, staging: memoryview, piece: int, to: Sink) -> int:
